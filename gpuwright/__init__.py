@@ -1,0 +1,1 @@
+"""Gpuwright: from a bare GPU server to an authenticated, audited LLM endpoint."""

@@ -1,0 +1,1 @@
+"""Node descriptions: loading, validation, errors with file and line."""

@@ -1,0 +1,121 @@
+"""The building blocks of a node description: strict models, sizes, names, pins and secret references."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+GIB = 1024**3
+
+
+class Strict(BaseModel):
+    """A part of a node description: unknown keys are refused, values never change after load."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=False)
+
+
+def _size(value: Any) -> Any:
+    """Accept ``"64 GiB"``, ``"32MiB"`` or a plain number of bytes."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB)\s*", value)
+        if not match:
+            raise ValueError('a size needs a unit: KiB, MiB, GiB or TiB, as in "64 GiB"')
+        return int(float(match[1]) * 1024 ** {"KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}[match[2]])
+    return value
+
+
+def _duration(value: Any) -> Any:
+    """Accept ``"90 s"``, ``"30 min"`` or ``"1 h"``; a bare number is refused because its unit would be a guess."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+)\s*(s|min|h)\s*", value)
+        if not match:
+            raise ValueError('a duration needs a unit: s, min or h, as in "30 min"')
+        return int(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
+    return value
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", value):
+        raise ValueError(
+            "a name is 1 to 31 of a-z, 0-9 and '-', and starts with a letter (it becomes part of a unit name)"
+        )
+    return value
+
+
+def _digest(value: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+        raise ValueError("a digest is sha256: and 64 hexadecimal digits")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or "//" in value or re.search(r"[\s\"'\\$%]|/\.\.?(/|$)", value):
+        raise ValueError("a path on the node is absolute and has no spaces, quotes, '$', '%', '.' or '..' in it")
+    return value.rstrip("/") or "/"
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+"""Bytes, written with a binary unit."""
+Seconds = Annotated[int, BeforeValidator(_duration), Field(gt=0)]
+"""Seconds, written with a unit."""
+Name = Annotated[str, AfterValidator(_name)]
+Digest = Annotated[str, AfterValidator(_digest)]
+NodePath = Annotated[str, AfterValidator(_absolute)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Tier = Annotated[int, Field(ge=0)]
+
+
+class SecretRef(Strict):
+    """Where the controller finds a secret. Exactly one of the three; a literal is refused at load.
+
+    The value is looked up late, on the controller, and never becomes part of host data (security.md 6).
+    """
+
+    env: str | None = None
+    file: str | None = None
+    command: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_literal(cls, value: Any) -> Any:
+        if isinstance(value, str | int | float):
+            raise ValueError("a secret is a reference, never the value: {env: NAME}, {file: path} or {command: line}")
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> SecretRef:
+        if sum(source is not None for source in (self.env, self.file, self.command)) != 1:
+            raise ValueError("a secret names exactly one source: {env: NAME}, {file: path} or {command: line}")
+        return self
+
+
+class Image(Strict):
+    """A container image. Serving needs a digest: inline, or resolved from ``tag`` into pins.lock.yaml."""
+
+    repository: str = Field(description="registry/name without tag, as in docker.io/vllm/vllm-openai")
+    tag: str | None = Field(default=None, description="what `gpuwright pin` resolves; never used to run")
+    digest: Digest | None = Field(default=None, description="digest of the manifest or index that runs")
+    archive: NodePath | None = Field(
+        default=None, description="docker archive on the node, for sites without a registry"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """``repo@sha256:…`` and ``repo:tag`` as short forms."""
+        if not isinstance(value, str):
+            return value
+        if "@" in value:
+            repository, digest = value.split("@", 1)
+            return {"repository": repository, "digest": digest}
+        head, colon, tag = value.rpartition(":")
+        return {"repository": head, "tag": tag} if colon and "/" not in tag else {"repository": value}
+
+    @property
+    def reference(self) -> str:
+        """``repository@sha256:…``. Raises ValueError when unpinned."""
+        if self.digest is None:
+            raise ValueError(f"{self.repository} has no digest; run: gpuwright pin")
+        return f"{self.repository}@{self.digest}"

@@ -1,0 +1,49 @@
+"""The whole description of one kind of machine, composed of the roles' own parts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gpuwright.spec.base import Size, Strict
+from roles.base.spec import BaseSpec
+from roles.containers.spec import ContainersSpec
+from roles.engine.spec import EngineSpec
+from roles.gateway.spec import GatewaySpec
+from roles.models.spec import ModelsSpec
+
+
+class Gpus(Strict):
+    """The accelerators of one machine; all alike."""
+
+    count: int = Field(default=0, ge=0, le=32)
+    model: str | None = Field(default=None, description="as nvidia-smi names it")
+    memory: Size | None = Field(default=None, description="of one card")
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d$", description="12.0 is SM120")
+    power_limit_watts: int | None = None
+    power_range_watts: tuple[int, int] | None = None
+
+
+class Hardware(Strict):
+    """What the machine is; facts for cross-checks and planning, never written to a host."""
+
+    architecture: Literal["x86_64", "arm64"] = "x86_64"
+    memory: Size | None = Field(default=None, description="system memory, without HBM")
+    gpus: Gpus = Gpus()
+    cpu_numa_nodes: tuple[int, ...] = (0,)
+    hbm_numa_nodes: tuple[int, ...] = Field(default=(), description="memory without CPUs, wherever they are numbered")
+
+
+class NodeSpec(Strict):
+    """A node file after validation, pins filled in. A role absent here is absent from the node."""
+
+    version: Literal[1] = Field(alias="gpuwright", description="version of this format")
+    summary: str = Field(description="one line: the machine and its job")
+    os: Literal["debian-12", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "ubuntu-26.04"] = "debian-13"
+    hardware: Hardware = Hardware()
+    base: BaseSpec = BaseSpec()
+    containers: ContainersSpec | None = None
+    models: ModelsSpec | None = None
+    engine: EngineSpec | None = None
+    gateway: GatewaySpec | None = None

@@ -1,0 +1,1 @@
+"""Roles: one room per subject of a node."""

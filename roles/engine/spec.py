@@ -1,0 +1,131 @@
+"""Settings of role `engine`: one systemd unit per engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gpuwright.spec.base import Image, Name, Port, Seconds, Size, Strict
+
+
+class VllmSettings(Strict):
+    """vLLM's flags, each with its reason. Names are the flags' own, with underscores."""
+
+    kind: Literal["vllm"] = "vllm"
+    max_model_len: int | None = Field(
+        default=None, gt=0, description="tokens; the service's promise, not a tuning knob (seed 2)"
+    )
+    max_num_seqs: int | None = Field(default=None, gt=0, description="sequences in flight")
+    gpu_memory_utilization: float | None = Field(
+        default=None, gt=0, le=0.98, description="share of GPU memory vLLM may claim"
+    )
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    enable_expert_parallel: bool = False
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "bfloat16"] | None = Field(
+        default=None,
+        description="None: what the checkpoint says (seed 2: fp8 comes from its configuration)",
+    )
+    enable_chunked_prefill: bool | None = Field(
+        default=None, description="one giant prompt does not monopolise the engine (seed 2)"
+    )
+    enable_prefix_caching: bool | None = Field(default=None, description="shared prefixes are paid once (seed 2)")
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = Field(
+        default=None, description="pinned to the image's build; re-test when the image moves (seed 2)"
+    )
+    reasoning_parser: str | None = None
+    load_format: str | None = None
+    dtype: str | None = None
+    speculative: dict[str, str | int | float | bool] | None = Field(
+        default=None, description="--speculative-config as JSON: multi-token prediction"
+    )
+    multimodal: bool = Field(default=False, description="the gateway's body limit grows by 64 MiB")
+    extra_flags: tuple[str, ...] = Field(default=(), description="one flag per entry, as --name=value")
+
+
+class SglangSettings(Strict):
+    """SGLang's flags, each with its reason."""
+
+    kind: Literal["sglang"] = "sglang"
+    context_length: int | None = Field(default=None, gt=0)
+    max_running_requests: int | None = Field(default=None, gt=0)
+    mem_fraction_static: float | None = Field(default=None, gt=0, le=0.98)
+    tp_size: int = Field(default=1, ge=1)
+    ep_size: int = Field(default=1, ge=1)
+    kv_cache_dtype: str | None = None
+    attention_backend: str | None = None
+    moe_runner_backend: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | None = Field(default=None, gt=0)
+    multimodal: bool = False
+    extra_flags: tuple[str, ...] = ()
+
+
+class Readiness(Strict):
+    """One deadline for a whole start: wait for conditions, load, gate."""
+
+    deadline: Seconds = Field(default=900, description="from the first line of pre-start to ready; owned by our script")
+    conditions_limit: Seconds = Field(
+        default=300, description="how long pre-flight waits for passing conditions (GPUs held, RAM)"
+    )
+    tool_call: bool = Field(default=True, description="a structured tool call gates a release; restarts only report it")
+    completion_tokens: int = Field(default=8, ge=1)
+
+
+class Restart(Strict):
+    """Seed 2: on failure, 60 seconds apart, at most 3 starts per hour."""
+
+    delay: Seconds = 60
+    burst: int = Field(default=3, ge=1)
+    interval: Seconds = Field(
+        default=7200, description="StartLimitIntervalSec=; must exceed burst x the longest attempt"
+    )
+
+
+class Engine(Strict):
+    """Unit ``gpuwright-engine-<name>.service``, one container, one bridge network, one loopback port."""
+
+    image: Image
+    model: Name = Field(description="which of models.items it serves")
+    served_name: str = Field(pattern=r"^[\w.:/-]+$", description="the model name clients use")
+    port: Port = Field(description="published on 127.0.0.1 only")
+    gpus: tuple[int, ...] = Field(
+        default=(), description="indices into hardware.gpus; given to the container by UUID through CDI"
+    )
+    settings: Annotated[VllmSettings | SglangSettings, Field(discriminator="kind")]
+    environment: dict[str, str] = Field(default_factory=dict, description="container environment; never secrets")
+    shm_size: Size = Field(default=16 * 1024**3, description="instead of --ipc=host (security.md 2.4)")
+    memory: Size | None = Field(default=None, description="container memory limit; none by default")
+    tmp_size: Size = Field(default=8 * 1024**3, description="executable tmpfs on /tmp: JIT compilers load from it")
+    pids_limit: int = 8192
+    min_free_memory: Size | None = Field(default=None, description="MemAvailable before a start (seed 1: 77 GiB floor)")
+    stop_timeout: Seconds = Field(default=120, description="docker stop -t; seed 1 saw an engine need more than 60 s")
+    after: tuple[Name, ...] = Field(
+        default=(), description="engines that must be ready first: sequential loading (seed 1)"
+    )
+    readiness: Readiness = Readiness()
+    restart: Restart = Restart()
+    qualification: Literal["qualified", "experimental"] = "experimental"
+    qualification_reason: str = Field(
+        default="not yet qualified on this hardware", description="shown in plan and audit"
+    )
+
+
+class EngineSpec(Strict):
+    """The engines of a node and what happens before each start."""
+
+    page_cache_drop: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: sync and drop before every start wherever a memory node without CPUs exists (seed 2)",
+    )
+    page_cache_drop_off_reason: str | None = None
+    file_pages_limit: Size = Field(
+        default=1024 * 1024**2, description="FilePages allowed on an HBM node after the drop"
+    )
+    evidence_max: Size = Field(
+        default=512 * 1024**2, description="cap of the evidence folder of one engine; the oldest goes"
+    )
+    engines: dict[Name, Engine]

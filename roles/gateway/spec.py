@@ -1,0 +1,84 @@
+"""Settings of role `gateway`: Caddy with keys in front of the engines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gpuwright.spec.base import Name, Port, Seconds, SecretRef, Size, Strict
+
+
+class CaddyBinary(Strict):
+    """The pinned Caddy (>= 2.11.2; Debian's is too old). Exactly one of `file` and `url`."""
+
+    version: str = Field(default="2.11.7", pattern=r"^\d+\.\d+\.\d+$")
+    file: str | None = Field(default=None, description="path on the controller")
+    url: str | None = Field(default=None, description="what the node downloads")
+    sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="of the binary; filled from pins.lock.yaml"
+    )
+
+
+class TlsInternal(Strict):
+    """Caddy's own CA; clients trust its root (security.md 1.9)."""
+
+    mode: Literal["internal"] = "internal"
+
+
+class TlsOwn(Strict):
+    """A certificate of the site."""
+
+    mode: Literal["own"] = "own"
+    certificate: str = Field(description="path on the controller of the PEM chain")
+    key: SecretRef
+
+
+class TlsAcme(Strict):
+    """A public certificate authority, or a private one by directory URL."""
+
+    mode: Literal["acme"] = "acme"
+    email: str
+    directory: str | None = None
+    ca: str | None = Field(default=None, description="path on the controller of the root that signs the directory")
+
+
+class TlsOff(Strict):
+    """Plain HTTP; allowed on loopback only."""
+
+    mode: Literal["off"] = "off"
+
+
+class Listen(Strict):
+    """One address the gateway listens on."""
+
+    address: str = Field(description="IP address of an interface of the node, or 0.0.0.0 / ::")
+    port: Port = 443
+
+
+class Alias(Strict):
+    """An old model path such as /glm-5.3-flash/v1 (seed 1), rewritten to constants."""
+
+    prefix: str = Field(pattern=r"^/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    engine: Name | None = None
+
+
+class GatewaySpec(Strict):
+    """Unit ``gpuwright-gateway.service``."""
+
+    caddy: CaddyBinary = CaddyBinary()
+    hostnames: tuple[str, ...] = Field(description="names (or addresses) clients use; the certificate is for these")
+    listen: tuple[Listen, ...] = Field(min_length=1)
+    tls: Annotated[TlsInternal | TlsOwn | TlsAcme | TlsOff, Field(discriminator="mode")] = TlsInternal()
+    keys: tuple[str, ...] | None = Field(
+        default=None, description="names from inventory/keys.yaml that this node accepts; none given: all of them"
+    )
+    aliases: tuple[Alias, ...] = ()
+    extra_paths: tuple[str, ...] = Field(default=(), description="further METHOD:/path of the engine to let through")
+    session_header: str = "X-Session-Id"
+    body_limit: Size | None = Field(
+        default=None, description="derived when absent: max(32 MiB, 8 bytes x context), +64 MiB multimodal"
+    )
+    drain: Seconds = Field(default=600, description="how long a stop waits for streams (TimeoutStopSec=)")
+    log_keep_days: int = Field(default=30, ge=1)
+    log_mask_addresses: bool = Field(default=False, description="mask client addresses in the access log (GDPR)")
