@@ -47,3 +47,9 @@ class NodeSpec(Strict):
     models: ModelsSpec | None = None
     engine: EngineSpec | None = None
     gateway: GatewaySpec | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles this node has, in order."""
+        optional = ("containers", "models", "engine", "gateway")
+        return ("base", *(role for role in optional if getattr(self, role) is not None))

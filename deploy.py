@@ -1,0 +1,26 @@
+"""The table of contents: which roles, in which order. Nothing else."""
+
+from pyinfra.context import ctx_host, ctx_state
+
+from gpuwright import connect, ownership
+from gpuwright.spec.fleet import node
+from roles.base import base
+from roles.containers import containers
+from roles.engine import engine
+from roles.gateway import gateway
+from roles.models import models
+
+host = ctx_host.get()
+connect.keep_tuned(ctx_state.get(), host)
+spec = node(host)
+
+ownership.retire_roles(present=spec.roles)
+base(spec.base)
+if spec.containers:
+    containers(spec.containers)
+if spec.models:
+    models(spec.models)
+if spec.engine:
+    engine(spec.engine, models=spec.models, hardware=spec.hardware)
+if spec.gateway:
+    gateway(spec.gateway, engines=spec.engine)

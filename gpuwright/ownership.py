@@ -1,0 +1,136 @@
+"""What we own on a node, and how it is taken away again.
+
+The record lies on the node itself, ``/var/lib/gpuwright/owned/<role>``, one ``kind<TAB>name`` per line. A thing is
+recorded before it exists and forgotten after it is gone, so a run killed anywhere leaves nothing unrecorded.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pyinfra.api import StringCommand, operation
+from pyinfra.context import ctx_host
+
+from gpuwright import snapshot
+
+RECORD = "/var/lib/gpuwright/owned"
+
+Kind = Literal["file", "unit", "container", "network", "volume", "table", "user", "directory"]
+
+# Whole trees are removed only where nobody else keeps anything.
+_OUR_TREES = ("/var/lib/gpuwright/", "/etc/gpuwright/", "/run/gpuwright/", "/usr/local/lib/gpuwright/")
+
+# Units first: nothing may still run from what is taken away next.
+_ORDER: tuple[Kind, ...] = ("unit", "container", "network", "volume", "table", "file", "directory", "user")
+
+
+@dataclass(frozen=True, order=True)
+class Owned:
+    """One thing a role owns. `name` is a path, a unit name, a container name, ``family name`` of a table, …"""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def _removal(thing: Owned) -> str:
+    name = shlex.quote(thing.name)
+    if thing.kind == "unit":
+        path = shlex.quote(f"/etc/systemd/system/{thing.name}")
+        # A unit that is gone already is what we want; a unit that does not stop is an error.
+        return (
+            f"if [ -e {path} ]; then systemctl disable -q --now {name} || exit 1; fi; systemctl reset-failed {name} "
+            f"2>/dev/null; rm -rf {path} {path}.d"
+        )
+    if thing.kind == "file":
+        return f"rm -f {name}"
+    if thing.kind == "directory":
+        if not thing.name.startswith(_OUR_TREES):
+            return f"rmdir --ignore-fail-on-non-empty {name} 2>/dev/null || true"
+        return f"rm -rf {name}"
+    if thing.kind == "user":
+        return f"! id -u {name} >/dev/null 2>&1 || userdel {name}"
+    if thing.kind == "table":
+        return f"! nft list table {thing.name} >/dev/null 2>&1 || nft delete table {thing.name}"
+    forced = " -f" if thing.kind == "container" else ""
+    return f"! docker {thing.kind} inspect {name} >/dev/null 2>&1 || docker {thing.kind} rm{forced} {name} >/dev/null"
+
+
+@operation()
+def _remove(role: str, things: Sequence[Owned], reload: Sequence[str] = ()) -> Generator[StringCommand, None, None]:
+    """Stop and remove `things`, then forget them. Safe to repeat: every step accepts that it is done already."""
+    snapshot.forget(ctx_host.get())
+    steps = ["set -u"]
+    steps += [
+        f"( {_removal(thing)} ) || {{ echo {shlex.quote(f'gpuwright: cannot remove {thing}')} >&2; exit 1; }}"
+        for kind in _ORDER
+        for thing in sorted(things)
+        if thing.kind == kind
+    ]
+    steps.append("systemctl daemon-reload")
+    record = shlex.quote(f"{RECORD}/{role}")
+    gone = shlex.quote("\n".join(f"{thing.kind}\t{thing.name}" for thing in things))
+    steps.append(
+        f"umask 077; printf '%s\\n' {gone} | grep -vxFf - {record} >{record}.new || true; "
+        f"if [ -s {record}.new ]; then mv -f {record}.new {record}; else rm -f {record}.new {record}; fi"
+    )
+    yield StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
+
+
+def recorded(host: object) -> list[Owned]:
+    """Everything recorded on the node, of all roles. A node never touched has nothing."""
+    try:
+        return [Owned(f.kind, f.name) for f in snapshot.read(host).read(snapshot.OWNED)]  # type: ignore[arg-type]
+    except snapshot.CouldNotLook:
+        return []
+
+
+def retire(role: str, keep: Sequence[Owned]) -> None:
+    """Remove what is recorded for `role` and not in `keep`; the operation's name lists it, in a dry run too."""
+    host = ctx_host.get()
+    try:
+        found = snapshot.read(host).read(snapshot.OWNED)
+    except snapshot.CouldNotLook:
+        return
+    wanted = set(keep)
+    gone = [Owned(f.kind, f.name) for f in found if f.role == role]  # type: ignore[arg-type]
+    gone = [thing for thing in gone if thing not in wanted]
+    if gone:
+        listed = ", ".join(str(thing) for thing in gone)
+        _remove(
+            name=f"Remove from {host.name} what its node file no longer names ({role}): {listed}",
+            role=role,
+            things=gone,
+        )
+
+
+# A role is taken away after those that need it.
+_ROLE_ORDER = (
+    "monitoring",
+    "gateway",
+    "router",
+    "engine",
+    "models",
+    "containers",
+    "memory",
+    "pcie",
+    "nvidia",
+    "kernel",
+)
+
+
+def retire_roles(present: Sequence[str]) -> None:
+    """Remove everything of roles that the node file no longer has. Evidence and weights are never recorded, so they stay."""
+    host = ctx_host.get()
+    try:
+        roles = {f.role for f in snapshot.read(host).read(snapshot.OWNED)}
+    except snapshot.CouldNotLook:
+        return
+    gone = sorted(roles - set(present), key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else 99)
+    for role in gone:
+        retire(role, keep=())

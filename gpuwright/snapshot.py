@@ -1,0 +1,350 @@
+"""What a node looks like now, read through one exchange and typed on arrival.
+
+Every role registers the sections it needs (``roles/<role>/facts.py``); one script runs them all. A section that
+failed is an observation of its own: "could not look" is never "off" (security.md 4.2).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pyinfra.api import FactBase, StringCommand
+from pyinfra.api.state import BaseStateCallback
+from pyinfra.context import ctx_state
+
+T = TypeVar("T")
+
+# A section that waits longer is reported as "could not look": an audit must not hang on a stuck daemon
+# (CISOfy/lynis issue 643).
+SECTION_TIMEOUT_SECONDS = 20
+
+
+class CouldNotLook(Exception):
+    """A section could not be observed; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Section(Generic[T]):
+    """One observation: a POSIX sh script run as root, and the parser of what it prints.
+
+    A non-zero exit status, a timeout or a parser's ValueError means "could not look".
+    """
+
+    name: str
+    script: str
+    parse: Callable[[str], T]
+
+
+_sections: dict[str, Section[Any]] = {}
+
+
+def register(section: Section[T]) -> Section[T]:
+    """Add a section to every snapshot read from now on. Names are unique."""
+    if section.name in _sections and _sections[section.name] is not section:
+        raise ValueError(f"snapshot section {section.name!r} is registered twice")
+    _sections[section.name] = section
+    return section
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The raw answers of one exchange: section name to (exit status, standard output)."""
+
+    answers: dict[str, tuple[int, str]]
+
+    def read(self, section: Section[T]) -> T:
+        """The typed observation. Raises CouldNotLook."""
+        if section.name not in self.answers:
+            raise CouldNotLook(f"{section.name}: the node gave no answer")
+        status, text = self.answers[section.name]
+        if status:
+            reason = (
+                f"took longer than {SECTION_TIMEOUT_SECONDS} s" if status in (124, 137) else f"exit status {status}"
+            )
+            raise CouldNotLook(f"{section.name}: {reason}")
+        try:
+            return section.parse(text)
+        except (ValueError, KeyError, IndexError) as error:
+            raise CouldNotLook(f"{section.name}: unexpected answer ({error})") from error
+
+    def to_json(self) -> str:
+        """The raw answers, to be stored and judged again later."""
+        return json.dumps({"schema": 1, "answers": self.answers}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """The inverse of `to_json`."""
+        return cls({name: (int(status), answer) for name, (status, answer) in json.loads(text)["answers"].items()})
+
+
+def script(sections: list[Section[Any]] | None = None) -> str:
+    """One POSIX sh script that prints a line per section: name, exit status, base64 of its output."""
+    lines = ["LC_ALL=C; export LC_ALL"]
+    for section in sections if sections is not None else list(_sections.values()):
+        lines.append(
+            f"o=$(timeout -k 2 {SECTION_TIMEOUT_SECONDS} sh -c {shlex.quote(section.script)} 2>/dev/null </dev/null); s=$?; "
+            f"printf '%s %s ' {section.name} $s; printf '%s' \"$o\" | base64 -w0; echo"
+        )
+    return "\n".join([*lines, "exit 0"])
+
+
+def parse(text: str) -> Snapshot:
+    """The inverse of `script`'s output; lines of another shape are ignored (login banners)."""
+    answers: dict[str, tuple[int, str]] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(" ")
+        status, _, encoded = rest.partition(" ")
+        if not status.isdecimal():
+            continue
+        try:
+            answers[name] = (int(status), base64.b64decode(encoded, validate=True).decode(errors="replace"))
+        except (binascii.Error, ValueError):
+            continue
+    return Snapshot(answers)
+
+
+class NodeSnapshot(FactBase[Snapshot]):
+    """The whole snapshot as a pyinfra fact."""
+
+    def command(self) -> StringCommand:
+        """One remote command for all sections."""
+        return StringCommand(script())
+
+    def process(self, output: Any) -> Snapshot:
+        """Lines to Snapshot."""
+        return parse("\n".join(output))
+
+    @staticmethod
+    def default() -> Snapshot:
+        """A node that gave no answer."""
+        return Snapshot({})
+
+
+_cache: dict[tuple[str, bool], Snapshot] = {}
+
+
+class _ForgetAfterChange(BaseStateCallback):
+    """Whatever an operation did, the snapshot read before it is history; so it is after a reconnect."""
+
+    @staticmethod
+    def operation_host_success(state: Any, host: Any, op_hash: str, retry_count: int = 0) -> None:
+        # This is called before pyinfra marks the operation complete, so the commands are not known yet:
+        # the operations of this library call forget() themselves, anything else is treated as a change.
+        if not state.get_op_meta(op_hash).names & _own_operations:
+            forget(host)
+
+    @staticmethod
+    def operation_host_error(state: Any, host: Any, op_hash: str, retry_count: int = 0, max_retries: int = 0) -> None:
+        forget(host)
+
+    @staticmethod
+    def host_connect(state: Any, host: Any) -> None:
+        forget(host)
+
+
+_own_operations: set[str] = set()
+
+
+def read(host: Any) -> Snapshot:
+    """The node's snapshot, cached until something changes the node (one exchange when it is not)."""
+    state = ctx_state.get()
+    if not any(isinstance(handler, _ForgetAfterChange) for handler in state.callback_handlers):
+        state.add_callback_handler(_ForgetAfterChange())
+    key = (host.name, bool(state.is_executing))
+    if key not in _cache:
+        _cache[key] = host.get_fact(NodeSnapshot)
+    if host.current_op_hash:
+        _own_operations.update(state.get_op_meta(host.current_op_hash).names)
+    return _cache[key]
+
+
+def forget(host: Any) -> None:
+    """An operation calls this before its first command: what was read before is not true any more."""
+    _cache.pop((host.name, True), None)
+
+
+# --- what the library itself looks at -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing recorded as ours, and the file behind it as it is now (None where there is none)."""
+
+    role: str
+    kind: str
+    name: str
+    sha256: str | None = None
+    mode: str | None = None
+    user: str | None = None
+    group: str | None = None
+
+
+def _parse_owned(text: str) -> list[Found]:
+    recorded: list[tuple[str, str, str]] = []
+    stats: dict[str, tuple[str, str, str]] = {}
+    sums: dict[str, str] = {}
+    for line in text.splitlines():
+        tag, _, rest = line.partition(" ")
+        if tag == "R":
+            role, kind, name = rest.split("\t", 2)
+            recorded.append((role, kind, name))
+        elif tag == "S":
+            mode, user, group, path = rest.split(" ", 3)
+            stats[path] = (mode.rjust(4, "0"), user, group)
+        elif tag == "H":
+            digest, _, path = rest.partition("  ")
+            sums[path] = digest
+    found = []
+    for role, kind, name in recorded:
+        path = f"/etc/systemd/system/{name}" if kind == "unit" else name
+        found.append(Found(role, kind, name, sums.get(path), *stats.get(path, ())))
+    return found
+
+
+# One awk, one stat and one sha256sum for all files: a fork per file would cost more than all the rest.
+OWNED = register(
+    Section(
+        "owned",
+        r"""
+cd /var/lib/gpuwright/owned 2>/dev/null || exit 0
+set -- *
+[ -e "$1" ] || exit 0
+awk '{print "R " FILENAME "\t" $0}' "$@"
+awk -F '\t' '$1 == "file" {print $2} $1 == "unit" {print "/etc/systemd/system/" $2}' "$@" | sort -u >/run/gpuwright-owned.$$
+xargs -r -d '\n' stat -c 'S %a %U %G %n' -- </run/gpuwright-owned.$$
+xargs -r -d '\n' sha256sum -- </run/gpuwright-owned.$$ | sed 's/^/H /'
+rm -f /run/gpuwright-owned.$$
+exit 0
+""",
+        _parse_owned,
+    )
+)
+
+
+def _parse_packages(text: str) -> dict[str, str]:
+    packages = {}
+    for line in text.splitlines():
+        status, name, version = line.split(" ", 2)
+        if status == "installed":
+            packages[name] = version
+    if not packages:
+        raise ValueError("no package at all")
+    return packages
+
+
+PACKAGES = register(
+    Section("packages", r"dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n'", _parse_packages)
+)
+
+
+def _parse_units(text: str) -> dict[str, dict[str, str]]:
+    units = {}
+    for block in text.split("\n\n"):
+        properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in properties:
+            units[properties["Id"]] = properties
+    return units
+
+
+_UNIT_PROPERTIES = (
+    "Id,LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,MainPID,Result,NRestarts,FragmentPath,"
+    "ExecMainStartTimestamp,ExecMainStatus,ConditionResult"
+)
+UNITS = register(
+    Section(
+        "units",
+        rf"""
+own=$(awk -F '\t' '$1 == "unit" {{print $2}}' /var/lib/gpuwright/owned/* 2>/dev/null)
+systemctl show --no-pager --property={_UNIT_PROPERTIES} docker.service docker.socket containerd.service \
+  systemd-timesyncd.service systemd-journald.service unattended-upgrades.service ssh.service nftables.service $own
+""",
+        _parse_units,
+    )
+)
+
+
+@dataclass(frozen=True)
+class System:
+    """The running operating system."""
+
+    id: str
+    version_id: str
+    codename: str
+    architecture: str
+    kernel: str
+    virtualization: str
+    reboot_required: bool
+
+
+def _parse_system(text: str) -> System:
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return System(
+        values["ID"],
+        values.get("VERSION_ID", ""),
+        values.get("VERSION_CODENAME", ""),
+        values["ARCHITECTURE"],
+        values["KERNEL"],
+        values["VIRTUALIZATION"],
+        values["REBOOT"] == "yes",
+    )
+
+
+SYSTEM = register(
+    Section(
+        "system",
+        r"""
+. /etc/os-release
+printf 'ID=%s\nVERSION_ID=%s\nVERSION_CODENAME=%s\n' "$ID" "${VERSION_ID:-}" "${VERSION_CODENAME:-}"
+printf 'ARCHITECTURE=%s\nKERNEL=%s\n' "$(uname -m)" "$(uname -r)"
+printf 'VIRTUALIZATION=%s\n' "$(systemd-detect-virt || true)"
+[ -e /run/reboot-required ] && echo REBOOT=yes || echo REBOOT=no
+""",
+        _parse_system,
+    )
+)
+
+
+@dataclass(frozen=True)
+class MemoryNode:
+    """One NUMA node. An HBM node has memory and no CPUs, wherever it is numbered (gpu-node.md 3.1)."""
+
+    cpus: str
+    mem_total_kib: int
+    file_pages_kib: int
+    shmem_kib: int
+
+    @property
+    def is_hbm(self) -> bool:
+        """Memory without CPUs."""
+        return self.mem_total_kib > 0 and not self.cpus
+
+
+def _parse_numa(text: str) -> dict[int, MemoryNode]:
+    nodes = {}
+    for line in text.splitlines():
+        index, cpus, total, pages, shmem = line.split("|")
+        nodes[int(index)] = MemoryNode(cpus, int(total), int(pages), int(shmem))
+    return nodes
+
+
+NUMA = register(
+    Section(
+        "numa",
+        r"""
+for node in /sys/devices/system/node/node[0-9]*; do
+  [ -d "$node" ] || continue
+  awk -v node="${node##*/node}" -v cpus="$(cat "$node/cpulist")" '
+    $3 == "MemTotal:" {total = $4} $3 == "FilePages:" {pages = $4} $3 == "Shmem:" {shmem = $4}
+    END {printf "%s|%s|%d|%d|%d\n", node, cpus, total, pages, shmem}' "$node/meminfo"
+done
+exit 0
+""",
+        _parse_numa,
+    )
+)
