@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 GIB = 1024**3
 
@@ -13,27 +14,34 @@ GIB = 1024**3
 class Strict(BaseModel):
     """A part of a node description: unknown keys are refused, values never change after load."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _size(value: Any) -> Any:
-    """Accept ``"64 GiB"``, ``"32MiB"`` or a plain number of bytes."""
+def _written(info: ValidationInfo) -> bool:
+    """Whether a person wrote the value; host data and defaults hold plain bytes and seconds."""
+    return bool(info.context and info.context.get("written"))
+
+
+def _size(value: Any, info: ValidationInfo) -> Any:
+    """``"64 GiB"`` as bytes; a bare number is refused because its unit would be a guess."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB)\s*", value)
-        if not match:
-            raise ValueError('a size needs a unit: KiB, MiB, GiB or TiB, as in "64 GiB"')
-        return int(float(match[1]) * 1024 ** {"KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}[match[2]])
-    return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(B|KiB|MiB|GiB|TiB)", value)
+        if match:
+            return int(float(match[1]) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(match[2]))
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not _written(info):
+        return value
+    raise ValueError('a size is a number and a binary unit (B, KiB, MiB, GiB, TiB), as in "64 GiB"')
 
 
-def _duration(value: Any) -> Any:
-    """Accept ``"90 s"``, ``"30 min"`` or ``"1 h"``; a bare number is refused because its unit would be a guess."""
+def _duration(value: Any, info: ValidationInfo) -> Any:
+    """``"90 s"``, ``"30 min"`` or ``"1 h"`` as seconds; a bare number is refused because its unit would be a guess."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+)\s*(s|min|h)\s*", value)
-        if not match:
-            raise ValueError('a duration needs a unit: s, min or h, as in "30 min"')
-        return int(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
-    return value
+        match = re.fullmatch(r"(\d+) ?(s|min|h)", value)
+        if match:
+            return int(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not _written(info):
+        return value
+    raise ValueError('a duration is a whole number and a unit (s, min, h), as in "30 min"')
 
 
 def _name(value: str) -> str:
@@ -50,6 +58,24 @@ def _digest(value: str) -> str:
     return value
 
 
+def _commit(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{40}", value):
+        raise ValueError("a commit is 40 hexadecimal digits")
+    return value
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("a sha256 is 64 hexadecimal digits")
+    return value
+
+
+def _controller_path(value: str, info: ValidationInfo) -> str:
+    """A relative path on the controller starts at the inventory's folder; host data holds it absolute."""
+    directory = (info.context or {}).get("directory")
+    return str(Path(directory, Path(value).expanduser())) if directory is not None else value
+
+
 def _absolute(value: str) -> str:
     if not value.startswith("/") or "//" in value or re.search(r"[\s\"'\\$%]|/\.\.?(/|$)", value):
         raise ValueError("a path on the node is absolute and has no spaces, quotes, '$', '%', '.' or '..' in it")
@@ -62,7 +88,11 @@ Seconds = Annotated[int, BeforeValidator(_duration), Field(gt=0)]
 """Seconds, written with a unit."""
 Name = Annotated[str, AfterValidator(_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
+Commit = Annotated[str, AfterValidator(_commit)]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
 NodePath = Annotated[str, AfterValidator(_absolute)]
+ControllerPath = Annotated[str, AfterValidator(_controller_path)]
+"""A file on the controller; written relative to the inventory's folder, absolute after load."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 Tier = Annotated[int, Field(ge=0)]
 
@@ -74,7 +104,7 @@ class SecretRef(Strict):
     """
 
     env: str | None = None
-    file: str | None = None
+    file: ControllerPath | None = None
     command: str | None = None
 
     @model_validator(mode="before")

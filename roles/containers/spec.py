@@ -6,14 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gpuwright.spec.base import NodePath, Size, Strict
+from gpuwright.spec.base import ControllerPath, NodePath, Size, Strict
 
 
 class Registry(Strict):
     """A registry with its own certificate authority (air-gapped and corporate sites)."""
 
     host: str = Field(description="host[:port] as images name it")
-    ca: str = Field(description="path on the controller of the PEM bundle that signs it; public, not a secret")
+    ca: ControllerPath = Field(
+        description="path on the controller of the PEM bundle that signs it; public, not a secret"
+    )
 
 
 class ContainersSpec(Strict):
@@ -25,7 +27,7 @@ class ContainersSpec(Strict):
     repository: str = Field(
         default="https://download.docker.com/linux", description="base URL of Docker's repository or a mirror of it"
     )
-    repository_key: str | None = Field(
+    repository_key: ControllerPath | None = Field(
         default=None, description="path on the controller of the repository key (ASCII armour)"
     )
     data_root: NodePath = "/var/lib/docker"

@@ -6,18 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpuwright.spec.base import Name, Port, Seconds, SecretRef, Size, Strict
+from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, Sha256, Size, Strict
 
 
 class CaddyBinary(Strict):
     """The pinned Caddy (>= 2.11.2; Debian's is too old). Exactly one of `file` and `url`."""
 
     version: str = Field(default="2.11.7", pattern=r"^\d+\.\d+\.\d+$")
-    file: str | None = Field(default=None, description="path on the controller")
+    file: ControllerPath | None = Field(default=None, description="path on the controller")
     url: str | None = Field(default=None, description="what the node downloads")
-    sha256: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{64}$", description="of the binary; filled from pins.lock.yaml"
-    )
+    sha256: Sha256 | None = Field(default=None, description="of the binary; filled from pins.lock.yaml")
 
 
 class TlsInternal(Strict):
@@ -30,7 +28,7 @@ class TlsOwn(Strict):
     """A certificate of the site."""
 
     mode: Literal["own"] = "own"
-    certificate: str = Field(description="path on the controller of the PEM chain")
+    certificate: ControllerPath = Field(description="path on the controller of the PEM chain")
     key: SecretRef
 
 
@@ -40,7 +38,9 @@ class TlsAcme(Strict):
     mode: Literal["acme"] = "acme"
     email: str
     directory: str | None = None
-    ca: str | None = Field(default=None, description="path on the controller of the root that signs the directory")
+    ca: ControllerPath | None = Field(
+        default=None, description="path on the controller of the root that signs the directory"
+    )
 
 
 class TlsOff(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpuwright.spec.base import Name, NodePath, Seconds, SecretRef, Size, Strict
+from gpuwright.spec.base import Commit, ControllerPath, Name, NodePath, Seconds, SecretRef, Size, Strict
 
 
 def _repo(value: str) -> str:
@@ -23,7 +23,7 @@ class Model(Strict):
     revision: str = Field(
         description="40-hex commit, or a branch or tag that `gpuwright pin` resolves into pins.lock.yaml"
     )
-    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$", description="filled from pins.lock.yaml")
+    commit: Commit | None = Field(default=None, description="filled from pins.lock.yaml")
     source: NodePath | None = Field(default=None, description="directory on the node to copy from instead of the hub")
     size: Size | None = Field(
         default=None, description="bytes on disk, for planning and the disk guard before the hub answers"
@@ -42,7 +42,9 @@ class ModelsSpec(Strict):
 
     store: NodePath = Field(default="/srv/models", description="weights lie in <store>/<org>/<name>/<commit>")
     hub: str = Field(default="https://huggingface.co", description="base URL of the hub or of a mirror of its HTTP API")
-    hub_ca: str | None = Field(default=None, description="path on the controller of a PEM bundle for a private hub")
+    hub_ca: ControllerPath | None = Field(
+        default=None, description="path on the controller of a PEM bundle for a private hub"
+    )
     token: SecretRef | None = Field(default=None, description="hub token; reaches only the download jobs")
     workers: int = Field(
         default=4, ge=1, le=16, description="parallel HTTP connections; four held 80-110 MiB/s (seed 1)"
