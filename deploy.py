@@ -1,9 +1,10 @@
 """The table of contents: which roles, in which order. Nothing else."""
 
+from gpuwright.spec.fleet import node
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import connect, ownership
-from gpuwright.spec.fleet import node
+from gpuwright.deploy import announce
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
@@ -12,6 +13,7 @@ from roles.models import models
 
 host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
+announce(host)
 spec = node(host)
 
 ownership.retire_roles(present=spec.roles)

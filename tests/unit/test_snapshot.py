@@ -1,0 +1,65 @@
+"""Sections run for real in a shell; what could not be seen is never "off"."""
+
+import subprocess
+
+import pytest
+
+from gpuwright import snapshot
+from gpuwright.snapshot import CouldNotLook, Section, Snapshot
+
+TEXT = Section("text", "printf 'a\\nb \\'; echo; echo c", str.splitlines)
+FAILS = Section("fails", "echo half; exit 3", str)
+NUMBER = Section("number", "echo none", int)
+QUOTES = Section("quotes", """echo "it's" '$HOME' `echo x`""", str)
+
+
+def take(*sections):
+    run = subprocess.run(["sh", "-c", snapshot.script(list(sections))], capture_output=True, text=True, check=True)
+    return snapshot.parse("a login banner\n" + run.stdout)
+
+
+def test_answers_keep_every_byte():
+    assert take(QUOTES).read(QUOTES) == "it's $HOME x"
+
+
+def test_an_exit_status_a_missing_answer_and_a_parser_that_refuses_are_all_could_not_look():
+    seen = take(FAILS, NUMBER)
+    for section, reason in ((FAILS, "exit status 3"), (NUMBER, "unexpected answer"), (TEXT, "no answer")):
+        with pytest.raises(CouldNotLook, match=reason):
+            seen.read(section)
+
+
+def test_a_section_that_hangs_does_not_hang_the_snapshot(monkeypatch):
+    monkeypatch.setattr(snapshot, "SECTION_TIMEOUT_SECONDS", 1)
+    with pytest.raises(CouldNotLook, match="took longer"):
+        take(Section("slow", "sleep 60", str)).read(Section("slow", "", str))
+
+
+def test_a_snapshot_can_be_stored_and_judged_later():
+    seen = take(QUOTES, FAILS)
+    again = Snapshot.from_json(seen.to_json())
+    assert again.read(QUOTES) == seen.read(QUOTES)
+    with pytest.raises(CouldNotLook):
+        again.read(FAILS)
+
+
+def test_the_librarys_own_sections_are_plain_posix_shell():
+    for section in (snapshot.OWNED, snapshot.PACKAGES, snapshot.UNITS, snapshot.SYSTEM, snapshot.NUMA):
+        assert subprocess.run(["dash", "-n", "-c", section.script], check=False).returncode == 0, section.name
+
+
+def test_an_hbm_node_is_one_with_memory_and_no_cpus_wherever_it_is_numbered():
+    nodes = snapshot.NUMA.parse("0|0-71|500000|1|0\n2||188416000|0|0\n3||0|0|0")
+    assert [index for index, node in nodes.items() if node.is_hbm] == [2]
+
+
+def test_owned_files_are_read_with_hash_mode_and_owner():
+    found = snapshot.OWNED.parse(
+        "R gateway\tfile\t/etc/gpuwright/x\nR gateway\tunit\tgpuwright-x.service\nR engine\tnetwork\tgpuwright-a\n"
+        "S 640 root root /etc/gpuwright/x\nH abc  /etc/gpuwright/x"
+    )
+    assert [(f.role, f.kind, f.name, f.sha256, f.mode) for f in found] == [
+        ("gateway", "file", "/etc/gpuwright/x", "abc", "0640"),
+        ("gateway", "unit", "gpuwright-x.service", None, None),
+        ("engine", "network", "gpuwright-a", None, None),
+    ]
