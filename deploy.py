@@ -1,10 +1,10 @@
 """The table of contents: which roles, in which order. Nothing else."""
 
-from gpuwright.spec.fleet import node
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import connect, ownership
 from gpuwright.deploy import announce
+from gpuwright.spec.fleet import node
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
