@@ -37,6 +37,7 @@ class File:
     mode: str = "0644"
     user: str = "root"
     group: str = "root"
+    shared: bool = False  # others have a part in it (daemon.json): never recorded as ours, so never removed
 
     @property
     def data(self) -> bytes:
@@ -177,7 +178,8 @@ def write(
         for file in files:
             add(f"root{file.path}", file.data, 0o700 if int(file.mode, 8) & 0o100 else 0o600)
         add("plan", lines([f"{file.mode}\t{file.user}\t{file.group}\t{file.path}" for file in to_change]))
-        add("owned", lines([f"{o.kind}\t{o.name}" for o in [*(file.owned for file in files), *claims]]))
+        owned = [*(file.owned for file in files if not file.shared), *claims]
+        add("owned", lines([f"{thing.kind}\t{thing.name}" for thing in owned]))
         add("validators", lines([check.command for check in validate]))
         add("units", lines([file.owned.name for file in files if file.owned.kind == "unit"]))
     return StringCommand(

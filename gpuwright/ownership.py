@@ -18,18 +18,18 @@ from gpuwright import snapshot
 
 RECORD = "/var/lib/gpuwright/owned"
 
-Kind = Literal["file", "unit", "container", "network", "volume", "table", "user", "directory"]
+Kind = Literal["file", "unit", "container", "network", "volume", "table", "user", "directory", "hold"]
 
 # Whole trees are removed only where nobody else keeps anything.
 _OUR_TREES = ("/var/lib/gpuwright/", "/etc/gpuwright/", "/run/gpuwright/", "/usr/local/lib/gpuwright/")
 
 # Units first: nothing may still run from what is taken away next.
-_ORDER: tuple[Kind, ...] = ("unit", "container", "network", "volume", "table", "file", "directory", "user")
+_ORDER: tuple[Kind, ...] = ("unit", "container", "network", "volume", "table", "file", "directory", "user", "hold")
 
 
 @dataclass(frozen=True, order=True)
 class Owned:
-    """One thing a role owns. `name` is a path, a unit name, a container name, ``family name`` of a table, …"""
+    """One thing a role owns. `name` is a path, a unit name, ``family name`` of a table, a held package, …"""
 
     kind: Kind
     name: str
@@ -55,6 +55,8 @@ def _removal(thing: Owned) -> str:
         return f"rm -rf {name}"
     if thing.kind == "user":
         return f"! id -u {name} >/dev/null 2>&1 || userdel {name}"
+    if thing.kind == "hold":
+        return f"apt-mark unhold -q {name} >/dev/null"
     if thing.kind == "table":
         return f"! nft list table {thing.name} >/dev/null 2>&1 || nft delete table {thing.name}"
     forced = " -f" if thing.kind == "container" else ""

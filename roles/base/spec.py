@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from gpuwright.spec.base import Size, Strict
+
+
+def _package(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", value):
+        raise ValueError("a package name has only a-z, 0-9, '+', '-' and '.' (Debian policy 5.6.1), and no version")
+    return value
+
+
+def _time_server(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9.:-]*", value):
+        raise ValueError("a time server is one host name or address, as in ntp.example.org")
+    return value
+
+
+PackageName = Annotated[str, AfterValidator(_package)]
+"""The name of a distribution package, or the beginning of one."""
+TimeServer = Annotated[str, AfterValidator(_time_server)]
 
 
 class BaseSpec(Strict):
     """Packages, time, journal and updates."""
 
-    extra_packages: tuple[str, ...] = Field(default=(), description="distribution packages to add")
+    extra_packages: tuple[PackageName, ...] = Field(default=(), description="distribution packages to add")
     time_sync: bool = Field(default=True, description="systemd-timesyncd; false where the site runs its own")
+    time_servers: tuple[TimeServer, ...] = Field(
+        default=(), description="for sites that do not reach the distribution's servers"
+    )
     journal_max_use: Size = Field(default=2 * 1024**3, description="cap of the persistent journal")
     unattended_upgrades: bool = Field(default=True, description="security updates only, with the block list")
-    upgrade_blocklist: tuple[str, ...] = Field(
+    upgrade_blocklist: tuple[PackageName, ...] = Field(
         default=("nvidia", "libnvidia", "cuda", "docker", "docker-ce", "containerd", "linux-image", "linux-headers"),
         description="package name prefixes that unattended upgrades never touch (gpu-node.md 4.1, security.md 3.2)",
     )

@@ -1,0 +1,133 @@
+"""What the other roles need from the operating system: packages, time, a journal that survives, careful updates."""
+
+from __future__ import annotations
+
+import re
+
+from pyinfra import logger
+from pyinfra.api import deploy
+from pyinfra.context import ctx_host
+
+from gpuwright import snapshot
+from gpuwright.atomic import File, Validate, files
+from gpuwright.ownership import retire
+from gpuwright.packages import installed
+from gpuwright.render import static, template
+from gpuwright.units import running
+from roles.base.facts import JOURNAL
+from roles.base.spec import BaseSpec
+
+ROLE = "base"
+
+# What scripts of this repository call on a node, and nothing else.
+PACKAGES = (
+    "ca-certificates",  # weights and images come over TLS
+    "curl",  # readiness gate, probes, weight downloads
+    "iproute2",  # ss: who listens where
+    "jq",  # JSON in POSIX sh: completions in the readiness gate, docker inspect
+    "nftables",  # tables of our own: neighbour guard, firewall
+    "procps",  # free, ps: memory and processes in pre-flight
+)
+
+# Any of these keeps time already; systemd-timesyncd conflicts with them and apt would remove them for it.
+TIME_DAEMONS = ("chrony", "ntpsec", "ntp", "openntpd")
+
+# Security updates by their origin; one that a distribution does not have matches nothing. The pattern of Debian's own
+# 50unattended-upgrades also takes point releases. Suites: wiki.debian.org/UnattendedUpgrades, ubuntu.com/security/esm.
+SECURITY_ORIGINS = (
+    "origin=Debian,codename=${distro_codename}-security,label=Debian-Security",
+    "origin=Ubuntu,archive=${distro_codename}-security,label=Ubuntu",
+    "origin=UbuntuESM,archive=${distro_codename}-infra-security",
+    "origin=UbuntuESMApps,archive=${distro_codename}-apps-security",
+)
+
+JOURNALD = "systemd-journald.service"
+TIMESYNCD = "systemd-timesyncd.service"
+
+
+@deploy("Base")
+def base(spec: BaseSpec) -> None:
+    """Packages, time synchronisation, a persistent and capped journal, security updates that touch no driver.
+
+    + spec: the role's settings
+    """
+    host = ctx_host.get()
+    seen = snapshot.read(host)
+    present = seen.read(snapshot.PACKAGES)
+    timekeeper = next((name for name in TIME_DAEMONS if name in present), None)
+    ours = spec.time_sync and timekeeper is None
+    if spec.time_sync and timekeeper:
+        logger.info(f"{host.print_prefix}time: {timekeeper} keeps it already; systemd-timesyncd is not installed")
+
+    wanted = drop_ins(spec, timesyncd=ours)
+    installed(name="Install what the other roles need", packages=packages(spec, timesyncd=ours))
+    files(
+        name="Write the drop-ins of journal, updates, needrestart and time",
+        role=ROLE,
+        files=wanted,
+        validate=[Validate(f"APT_CONFIG=.{file.path} apt-config dump") for file in wanted if "apt.conf.d" in file.path],
+    )
+    running(
+        name="Run systemd-journald with its drop-in",
+        units=[JOURNALD],
+        stale=lambda now: journal_is_stale(now, spec),
+    )
+    if ours and in_container(seen.read(snapshot.SYSTEM)):
+        # The clock belongs to the machine around it: the unit has ConditionVirtualization=!container.
+        logger.info(f"{host.print_prefix}time: not applicable, the host is a container and has its machine's clock")
+    elif ours:
+        running(name="Run systemd-timesyncd", units=[TIMESYNCD])
+    retire(ROLE, keep=[file.owned for file in wanted])
+
+
+def packages(spec: BaseSpec, timesyncd: bool) -> list[str]:
+    """The role's packages, in order."""
+    chosen = [*PACKAGES, *spec.extra_packages]
+    if timesyncd:
+        chosen.append("systemd-timesyncd")
+    if spec.unattended_upgrades:
+        chosen.append("unattended-upgrades")
+    return chosen
+
+
+def drop_ins(spec: BaseSpec, timesyncd: bool) -> list[File]:
+    """The role's files."""
+    chosen = [
+        File("/etc/needrestart/conf.d/gpuwright.conf", static("base/etc/needrestart/conf.d/gpuwright.conf")),
+        File(
+            "/etc/systemd/journald.conf.d/gpuwright.conf",
+            template("base/etc/systemd/journald.conf.d/gpuwright.conf.j2", max_use=spec.journal_max_use),
+        ),
+    ]
+    if spec.unattended_upgrades:
+        name = "etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
+        content = template(
+            f"base/{name}.j2",
+            origins=SECURITY_ORIGINS,
+            blocklist=[blocked(prefix) for prefix in spec.upgrade_blocklist],
+        )
+        chosen.append(File(f"/{name}", content))
+    if timesyncd and spec.time_servers:
+        name = "etc/systemd/timesyncd.conf.d/gpuwright.conf"
+        chosen.append(File(f"/{name}", template(f"base/{name}.j2", servers=spec.time_servers)))
+    return chosen
+
+
+def blocked(prefix: str) -> str:
+    """A package name prefix as unattended-upgrades matches it: a Python regular expression, anchored.
+
+    Full stop and plus go into brackets: apt.conf has an escape rule of its own for backslashes.
+    """
+    return "^" + re.sub(r"[.+]", r"[\g<0>]", prefix)
+
+
+def journal_is_stale(seen: snapshot.Snapshot, spec: BaseSpec) -> list[str]:
+    """For `running`: journald runs with another limit, or into memory only."""
+    journal = seen.read(JOURNAL)
+    capped = journal.max_use is None or abs(journal.max_use - spec.journal_max_use) < 2**16  # rounded to a page
+    return [] if journal.persistent and capped else [JOURNALD]
+
+
+def in_container(system: snapshot.System) -> bool:
+    """What `systemd-detect-virt` calls a container."""
+    return system.virtualization in ("systemd-nspawn", "docker", "podman", "lxc", "lxc-libvirt", "openvz", "wsl", "rkt")

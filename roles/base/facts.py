@@ -1,0 +1,39 @@
+"""What this role reads from a node: the journal as journald runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwright.snapshot import Section, register
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal that journald writes to."""
+
+    persistent: bool
+    max_use: int | None  # bytes, as journald itself last said; None where it has not said so in this boot
+
+
+def parse(text: str) -> Journal:
+    """What the script prints, typed."""
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    said = values.get("MAX_USE", "")
+    return Journal(values["PERSISTENT"] == "yes", int(said) if said.isdecimal() else None)
+
+
+# journald says its limits when it opens a journal, with a message id of its own (SD_MESSAGE_JOURNAL_USAGE): what it
+# runs with, not what a file asks for.
+JOURNAL = register(
+    Section(
+        "journal",
+        r"""
+machine=$(cat /etc/machine-id)
+[ -d "/var/log/journal/$machine" ] && echo PERSISTENT=yes || echo PERSISTENT=no
+journalctl -q -b -n 1 -o export --output-fields=MAX_USE JOURNAL_NAME='System Journal' \
+  MESSAGE_ID=ec387f577b844b8fa948f33cad9a75e6 | grep -a '^MAX_USE=' | tail -n 1
+exit 0
+""",
+        parse,
+    )
+)

@@ -1,0 +1,144 @@
+"""Files and decisions of role base. No host."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from pydantic import ValidationError
+
+from gpuwright import snapshot
+from roles import base as role
+from roles.base import facts
+from roles.base.spec import BaseSpec
+
+UPGRADES = "/etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
+
+
+def content(spec: BaseSpec, path: str, timesyncd: bool = True) -> str:
+    (found,) = [file.data.decode() for file in role.drop_ins(spec, timesyncd) if file.path == path]
+    return found
+
+
+def test_every_file_names_its_owner():
+    for file in role.drop_ins(BaseSpec(time_servers=("ntp.example",)), timesyncd=True):
+        assert "Owned by gpuwright, role base." in file.data.decode().splitlines()[0], file.path
+
+
+def test_the_journal_is_persistent_compressed_and_capped():
+    lines = content(BaseSpec(journal_max_use="1 GiB"), "/etc/systemd/journald.conf.d/gpuwright.conf").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "[Journal]",
+        "Storage=persistent",
+        "Compress=yes",
+        "SystemMaxUse=1073741824",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "blocks", "lets"),
+    [
+        ("nvidia", ["nvidia-driver-580", "nvidia"], ["libnvidia-common-460", "xnvidia"]),
+        ("libnvidia", ["libnvidia-common-460"], ["nvidia-driver-580"]),
+        ("docker", ["docker.io", "docker-ce"], ["python3-docker"]),
+        ("docker.io", ["docker.io"], ["docker-io"]),
+        ("libstdc++6", ["libstdc++6"], ["libstdccc6"]),
+    ],
+)
+def test_the_block_list_matches_prefixes_and_only_them(prefix, blocks, lets):
+    pattern = role.blocked(prefix)
+    assert all(re.match(pattern, name) for name in blocks)
+    assert not any(re.search(pattern, name) for name in lets)
+
+
+@pytest.mark.skipif(not shutil.which("apt-config"), reason="needs apt-config")
+def test_apt_reads_security_origins_only_and_adds_to_a_sites_block_list(tmp_path):
+    site = tmp_path / "50"
+    site.write_text(
+        'Unattended-Upgrade::Origins-Pattern { "origin=Debian,codename=trixie,label=Debian"; };\n'
+        'Unattended-Upgrade::Allowed-Origins { "x:y"; };\n'
+        'Unattended-Upgrade::Package-Blacklist { "^site"; };\n'
+    )
+    ours = tmp_path / "52"
+    ours.write_text(content(BaseSpec(upgrade_blocklist=("docker.io",)), UPGRADES))
+    both = tmp_path / "both"
+    both.write_text(site.read_text() + ours.read_text())
+    dump = subprocess.run(
+        ["apt-config", "dump"], env={"APT_CONFIG": str(both), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert dump.returncode == 0 and not dump.stderr
+    lines = dump.stdout.splitlines()
+    origins = [line.split('"')[1] for line in lines if re.match(r"Unattended-Upgrade::(Origins|Allowed).*:: ", line)]
+    assert origins == list(role.SECURITY_ORIGINS)
+    blocked = [line.split('"')[1] for line in lines if line.startswith("Unattended-Upgrade::Package-Blacklist:: ")]
+    assert blocked == ["^site", "^docker[.]io"]
+    assert 'Unattended-Upgrade::Automatic-Reboot "false";' in lines
+
+
+def test_needrestart_only_lists():
+    text = content(BaseSpec(), "/etc/needrestart/conf.d/gpuwright.conf")
+    assert "$nrconf{restart} = 'l';" in text.splitlines()
+
+
+@pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
+def test_needrestarts_drop_in_is_perl():
+    text = content(BaseSpec(), "/etc/needrestart/conf.d/gpuwright.conf")
+    assert (
+        subprocess.run(["perl", "-e", f"our %nrconf; {text}; print $nrconf{{restart}}"], capture_output=True).stdout
+        == b"l"
+    )
+
+
+def test_what_is_switched_off_has_neither_file_nor_package():
+    spec = BaseSpec(unattended_upgrades=False, time_servers=("ntp.example",))
+    assert [file.path for file in role.drop_ins(spec, timesyncd=False)] == [
+        "/etc/needrestart/conf.d/gpuwright.conf",
+        "/etc/systemd/journald.conf.d/gpuwright.conf",
+    ]
+    assert role.packages(spec, timesyncd=False) == list(role.PACKAGES)
+
+
+def test_time_servers_of_a_site():
+    spec = BaseSpec(time_servers=("ntp1.example", "192.0.2.7"))
+    assert "NTP=ntp1.example 192.0.2.7" in content(spec, "/etc/systemd/timesyncd.conf.d/gpuwright.conf").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("answer", "stale"),
+    [
+        ("PERSISTENT=yes\nMAX_USE=2147483648\n", []),
+        ("PERSISTENT=yes\nMAX_USE=2147479552\n", []),  # rounded down to a page
+        ("PERSISTENT=yes\nMAX_USE=4294967296\n", [role.JOURNALD]),
+        ("PERSISTENT=no\n", [role.JOURNALD]),
+        ("PERSISTENT=yes\n", []),  # the line itself has been rotated away
+    ],
+)
+def test_journald_is_restarted_when_it_runs_with_something_else(answer, stale):
+    assert role.journal_is_stale(snapshot.Snapshot({"journal": (0, answer)}), BaseSpec()) == stale
+
+
+def test_an_answer_of_another_shape_is_not_an_observation():
+    with pytest.raises(snapshot.CouldNotLook):
+        snapshot.Snapshot({"journal": (0, "nonsense")}).read(facts.JOURNAL)
+
+
+@pytest.mark.parametrize(("virtualization", "container"), [("none", False), ("kvm", False), ("systemd-nspawn", True)])
+def test_a_container_has_its_machines_clock(virtualization, container):
+    system = snapshot.System("debian", "13", "trixie", "x86_64", "6.12", virtualization, False)
+    assert role.in_container(system) is container
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"upgrade_blocklist": ["^nvidia"]}, "a package name has only a-z"),
+        ({"extra_packages": ["htop=3"]}, "a package name has only a-z"),
+        ({"time_servers": ["a b"]}, "a time server is one host name or address"),
+        ({"time_servers": ["ntp.example\nNTP=x"]}, "a time server is one host name or address"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_load(settings, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        BaseSpec.model_validate(settings)
