@@ -1,0 +1,15 @@
+"""Throwaway hosts to try and test everything on: real systemd, sshd, apt and Docker, booted in seconds (DESIGN section 6).
+
+>>> import lab
+>>> [host] = lab.up(["lab-1"], release="trixie")
+>>> host.run("systemctl is-system-running").stdout
+'running\n'
+"""
+
+from __future__ import annotations
+
+from lab.command import LabError
+from lab.hosts import Host, down, find, known, up
+from lab.network import Neighbour, neighbour
+
+__all__ = ["Host", "LabError", "Neighbour", "down", "find", "known", "neighbour", "up"]

@@ -1,0 +1,437 @@
+"""Lab hosts: systemd-nspawn containers with a disk, a network card and a life of their own (DESIGN section 6).
+
+A host is a directory: ``host.json`` what it is, ``root/`` its disk, ``console`` what it printed, ``cgroup`` where its
+processes are. What runs is read from the kernel, never from a record, so that a killed run leaves nothing unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lab import blank, network, proxy, service, tools
+from lab.command import LabError, run
+from lab.debian import mirror
+from lab.network import Segment
+from lab.paths import locked, make_private, state, write_json
+from lab.progress import step
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_OCTETS = range(11, 200)
+_BOOT_LIMIT = 60.0  # seconds; a boot takes two or three
+
+
+@dataclass(frozen=True)
+class Host:
+    """One throwaway machine. Everything it does not remember here, it forgets at ``reset``."""
+
+    name: str
+    release: str  # Debian's code name
+    octet: int  # last part of its address
+    segment: Segment
+
+    @property
+    def address(self) -> str:
+        return self.segment.address(self.octet)
+
+    @property
+    def directory(self) -> Path:
+        return state() / "hosts" / self.name
+
+    @property
+    def ssh_key(self) -> Path:
+        return state() / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        return state() / "known_hosts"
+
+    @property
+    def namespace(self) -> str:
+        """Its network namespace, for ``ip netns exec``."""
+        return self.segment.namespace(self.name)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has processes and somebody who boots it again."""
+        cgroup = self._cgroup()
+        return _populated(cgroup / "watch") and _populated(cgroup / "machine")
+
+    def ssh_argv(self, *options: str) -> list[str]:
+        """The ssh command line that reaches it, host key checked."""
+        settings = {
+            "IdentityFile": self.ssh_key,
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": self.known_hosts,
+            "StrictHostKeyChecking": "yes",
+            "ConnectTimeout": 5,
+            "LogLevel": "ERROR",
+        }
+        flags = [flag for name, value in settings.items() for flag in ("-o", f"{name}={value}")]
+        # -F none: what the user's own ssh configuration says is about other machines.
+        return ["ssh", "-F", "none", *flags, *options, f"root@{self.address}"]
+
+    def run(
+        self, command: str, stdin: str | None = None, *, check: bool = True, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell command as root over ssh. Raises LabError when it fails (``check``) or exceeds ``timeout`` seconds."""
+        result = run([*self.ssh_argv("-o", "BatchMode=yes"), command], stdin=stdin, check=False, timeout=timeout)
+        if check and result.returncode != 0:
+            said = (result.stderr.strip() or result.stdout.strip() or "it said nothing").splitlines()
+            raise LabError(f"{self.name}: {command!r} ended with status {result.returncode}: {' | '.join(said[-4:])}")
+        return result
+
+    def boot_id(self) -> str:
+        """The kernel's name for this boot, "" while nobody answers."""
+        try:
+            return self.run("cat /proc/sys/kernel/random/boot_id", check=False, timeout=10).stdout.strip()
+        except LabError:
+            return ""
+
+    def reboot(self) -> None:
+        """Reboot as ``systemctl reboot`` does, without needing its network; returns when it is up again, disk kept."""
+        self._off_and_on(lambda: os.kill(self._init(), signal.SIGRTMIN + 5))  # systemd(1), signals: reboot.target
+
+    def power_cycle(self) -> None:
+        """Cut the power in the middle of everything and switch it on again: every process dies at once, the disk stays."""
+
+        def cut() -> None:
+            (self.directory / "power-cycle").touch()
+            # Once only: what comes up afterwards lives in the same cgroup.
+            (self._cgroup() / "machine/cgroup.kill").write_text("1")
+
+        self._off_and_on(cut)
+
+    def reset(self) -> None:
+        """Make it blank again: everything on its disk is gone, name, address and host key stay. Seconds."""
+        with step(f"Resetting {self.name}"):
+            self.power_off()
+            self._install()
+            self._switch_on()
+            self.wait()
+
+    def destroy(self) -> None:
+        """Take it away for good."""
+        self.power_off()
+        _remove(self.directory)
+        _record_host_keys()
+
+    def power_off(self) -> None:
+        """End all its processes at once and unplug it. Nothing happens when it is off."""
+        _kill(self._cgroup())
+        run(["ip", "link", "del", self.segment.veth(self.octet)], check=False)
+        run(["ip", "netns", "del", self.namespace], check=False)
+
+    def wait(self) -> None:
+        """Wait until it has booted: ssh answers and systemd has started everything. Raises LabError with its console's end."""
+        deadline = time.monotonic() + _BOOT_LIMIT
+        while time.monotonic() < deadline:
+            try:
+                # "degraded" is up as well; which unit failed is for the caller to judge.
+                answer = self.run("systemctl is-system-running --wait", check=False, timeout=30).stdout.strip()
+            except LabError:
+                answer = ""
+            if answer in ("running", "degraded"):
+                return
+            if not _populated(self._cgroup()):
+                break
+            time.sleep(0.1)
+        console = self.directory / "console"
+        words = console.read_text(errors="replace").strip().splitlines()[-4:] if console.exists() else []
+        raise LabError(
+            f"{self.name} did not boot within {_BOOT_LIMIT:.0f} s: {' | '.join(words) or 'nothing on its console'}"
+        )
+
+    def _install(self) -> None:
+        """Put a blank system on its disk."""
+        image = blank.image(self.release, self.segment)
+        root = self.directory / "root"
+        _remove(root)
+        draft = self.directory / "root.new"
+        _remove(draft)
+        run(["cp", "-a", "--reflink=auto", str(image), str(draft)], timeout=300)
+        self._personalise(draft)
+        draft.rename(root)
+
+    def _personalise(self, root: Path) -> None:
+        archive = mirror()
+        files = {
+            "etc/hostname": f"{self.name}\n",
+            "etc/machine-id": f"{uuid.uuid4().hex}\n",
+            # There is no name server on the segment; what one would say is here.
+            "etc/resolv.conf": "# The lab has no name server: names are in /etc/hosts.\n",
+            "etc/hosts": (
+                f"127.0.0.1 localhost\n{self.address} {self.name}\n{self.segment.gateway} registry.lab hub.lab\n"
+                "::1 localhost ip6-localhost ip6-loopback\n"
+            ),
+            "etc/apt/sources.list": archive.sources(self.release),
+            "etc/apt/apt.conf.d/90lab": f'Acquire::http::Proxy "{proxy.address(self.segment)}";\n{archive.settings}',
+            "etc/systemd/network/10-host0.network": (
+                f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
+            ),
+            "root/.ssh/authorized_keys": _public_key(self.ssh_key),
+            "etc/ssh/ssh_host_ed25519_key": (self.directory / "host_key").read_text(),
+            "etc/ssh/ssh_host_ed25519_key.pub": _public_key(self.directory / "host_key"),
+        }
+        for name, content in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_text(content)
+            path.chmod(0o600 if name.endswith(("_key", "authorized_keys")) else 0o644)
+        (root / "root/.ssh").chmod(0o700)
+
+    def _switch_on(self) -> None:
+        (self.directory / "power-cycle").unlink(missing_ok=True)
+        (self.directory / "cgroup").unlink(missing_ok=True)
+        on, script = self.segment, Path(__file__).with_name("power.sh")
+        argv = ["sh", str(script), str(self.directory), self.name, self.namespace]
+        argv += [on.bridge, on.veth(self.octet), on.mac(self.octet)]
+        if tools.systemd_is_init():
+            # systemd owns the cgroup tree there: it must be the one who hands us a branch of it.
+            unit = f"{self.namespace}.service"
+            run(["systemctl", "stop", unit], check=False)
+            delegated = [
+                "systemd-run",
+                "--quiet",
+                "--collect",
+                f"--unit={unit}",
+                "-p",
+                "Delegate=yes",
+                "-p",
+                "TasksMax=infinity",
+            ]
+            run([*delegated, *argv, "own"])
+        else:
+            cgroup = _cgroup_root() / f"gpuwright-lab{on.number or ''}" / self.name
+            with (self.directory / "power.log").open("ab") as log:
+                subprocess.Popen(
+                    [*argv, str(cgroup)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
+                )
+        deadline = time.monotonic() + 10
+        while not self.running:
+            if time.monotonic() > deadline:
+                raise LabError(
+                    f"{self.name} could not be switched on; see {self.directory}/power.log and {self.directory}/console"
+                )
+            time.sleep(0.02)
+
+    def _off_and_on(self, act: Callable[[], object]) -> None:
+        if not self.running:
+            raise LabError(f"{self.name} is off; switch it on with: gpuwright lab up --names {self.name}")
+        before = self._init()
+        act()
+        deadline = time.monotonic() + _BOOT_LIMIT
+        while not self.running or self._init() == before:
+            if time.monotonic() > deadline:
+                raise LabError(f"{self.name} did not go down within {_BOOT_LIMIT:.0f} s")
+            time.sleep(0.05)
+        self.wait()
+
+    def _cgroup(self) -> Path:
+        try:
+            return Path((self.directory / "cgroup").read_text().strip())
+        except FileNotFoundError:
+            return self.directory / "no-cgroup"
+
+    def _init(self) -> int:
+        """Pid of its systemd on this machine, 0 while there is none."""
+        try:
+            pids = (self._cgroup() / "machine/payload/init.scope/cgroup.procs").read_text().split()
+        except OSError:
+            return 0
+        return int(pids[0]) if pids else 0
+
+
+def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) -> list[Host]:
+    """Boot hosts, all at once; a host that is up stays as it is, one that is off boots with the disk it has.
+
+    ``blank``: have them blank in any case. Raises LabError for a bad name, another release under the same name, or a
+    host that does not boot.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name) or name == "neighbour":
+            raise LabError(
+                f"{name!r} is no host name for the lab; allowed: a letter, then letters, digits and hyphens, 31 in all"
+            )
+    if len(set(names)) != len(names):
+        raise LabError(f"a host is named twice: {', '.join(names)}")
+    tools.need_root()
+    tools.need(tools.HOSTS)
+    make_private(state())
+    _key(state() / "key", "gpuwright-lab")
+    with locked(state() / "lock"):
+        segment = network.segment()
+        proxy.start(segment)
+        sweep(segment)
+        hosts = [_known_or_new(name, release, segment) for name in names]
+        starting: list[Host] = []
+        for host in hosts:
+            if host.running and not blank:
+                continue
+            with step(f"Booting {host.name} ({host.release}, {host.address})"):
+                host.power_off()
+                if blank or not (host.directory / "root").is_dir():
+                    host._install()
+                host._switch_on()
+            starting.append(host)
+        _record_host_keys()
+    for host in starting:
+        host.wait()
+    return hosts
+
+
+def known() -> list[Host]:
+    """All hosts of this lab, running or not, by address."""
+    segment = network.recorded()
+    if segment is None:
+        return []
+    records = [json.loads(path.read_text()) for path in (state() / "hosts").glob("*/host.json")]
+    hosts = [Host(record["name"], record["release"], record["octet"], segment) for record in records]
+    return sorted(hosts, key=lambda host: host.octet)
+
+
+def find(name: str) -> Host:
+    """One host by name. Raises LabError listing those there are."""
+    hosts = {host.name: host for host in known()}
+    if name not in hosts:
+        raise LabError(
+            f"the lab has no host {name!r}; it has: {', '.join(hosts) or 'none, start with gpuwright lab up'}"
+        )
+    return hosts[name]
+
+
+def down() -> list[str]:
+    """Take all hosts, services and the bridge away; caches and keys stay. Returns the names of the hosts that were there."""
+    tools.need_root()
+    segment = network.recorded()
+    if segment is None:
+        return []
+    with locked(state() / "lock"):
+        hosts = known()
+        for host in hosts:
+            host.destroy()
+        sweep(segment)
+        for directory in (state() / "services").glob("*"):
+            service.stop(directory)
+        network.remove(segment)
+    return [host.name for host in hosts]
+
+
+def sweep(segment: Segment) -> None:
+    """Clear what a killed run left: half-made hosts, processes without a supervisor, namespaces and cards of no host."""
+    hosts = {host.name: host for host in known()}
+    for directory in (state() / "hosts").glob("*"):
+        if directory.name not in hosts:
+            _kill(
+                Path((directory / "cgroup").read_text().strip())
+                if (directory / "cgroup").exists()
+                else directory / "none"
+            )
+            _remove(directory)
+    for host in hosts.values():
+        if not host.running:
+            host.power_off()
+    branch = _cgroup_root() / f"gpuwright-lab{segment.number or ''}"
+    for cgroup in branch.glob("*/"):
+        if cgroup.name not in hosts:
+            _kill(cgroup)
+    for namespace in network.namespaces(segment):
+        name = namespace.removeprefix(segment.namespace(""))
+        if name not in hosts and name != "neighbour":
+            run(["ip", "netns", "del", namespace], check=False)
+
+
+def _known_or_new(name: str, release: str, segment: Segment) -> Host:
+    hosts = known()
+    for host in hosts:
+        if host.name == name:
+            if host.release != release:
+                raise LabError(
+                    f"{name} is a {host.release} host; for {release} choose another name, or: gpuwright lab down {name}"
+                )
+            return host
+    taken = {host.octet for host in hosts}
+    octet = next((octet for octet in _OCTETS if octet not in taken), None)
+    if octet is None:
+        raise LabError(f"the lab has {len(hosts)} hosts and no address left; free some with: gpuwright lab down NAME")
+    host = Host(name, release, octet, segment)
+    make_private(host.directory)
+    _key(host.directory / "host_key", name)
+    record = asdict(host)
+    del record["segment"]
+    write_json(host.directory / "host.json", record)
+    return host
+
+
+def _key(path: Path, comment: str) -> None:
+    if not path.with_suffix(".pub").exists():
+        path.unlink(missing_ok=True)
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
+
+
+def _public_key(path: Path) -> str:
+    return path.with_suffix(".pub").read_text()
+
+
+def _record_host_keys() -> None:
+    """The lab makes its hosts' keys, so it knows them beforehand and checking stays strict."""
+    lines = [f"{host.address} {' '.join(_public_key(host.directory / 'host_key').split()[:2])}\n" for host in known()]
+    draft = state() / ".known_hosts"
+    draft.write_text("".join(lines))
+    draft.replace(state() / "known_hosts")
+
+
+def _cgroup_root() -> Path:
+    for line in Path("/proc/mounts").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == "cgroup2":
+            return Path(fields[1])
+    raise LabError(
+        "no cgroup2 file system is mounted on this machine, and the lab's hosts need one: mount -t cgroup2 none /mnt"
+    )
+
+
+def _populated(cgroup: Path) -> bool:
+    try:
+        return "populated 1" in (cgroup / "cgroup.events").read_text()
+    except OSError:
+        return False
+
+
+def _kill(cgroup: Path) -> None:
+    """End every process of a cgroup at once and remove it (cgroup.kill: Linux 5.14)."""
+    if not cgroup.is_dir():
+        return
+    deadline = time.monotonic() + 10
+    while _populated(cgroup):
+        (cgroup / "cgroup.kill").write_text("1")
+        time.sleep(0.02)
+        if time.monotonic() > deadline:
+            raise LabError(f"processes in {cgroup} do not die")
+    for path, _, _ in os.walk(cgroup, topdown=False):
+        try:
+            Path(path).rmdir()
+        except OSError:  # systemd removes a unit's own cgroup, at its own pace
+            continue
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
