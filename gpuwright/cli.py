@@ -10,6 +10,7 @@ _COMMANDS = {
     # command: module and attribute; imported on use, so that one broken room never takes the others down
     "check": "gpuwright.spec.cli:check",
     "pin": "gpuwright.spec.cli:pin",
+    "trust": "gpuwright.spec.cli:trust_",
     "key": "roles.gateway.cli:key",
     "deploy": "gpuwright.deploy:deploy",
     "lab": "lab.cli:lab",

@@ -23,8 +23,8 @@ class Fault:
     path: str
     seen: str
     sentence: str
-    unpinned: bool = False
-    """True where the description is right and only `gpuwright pin` is missing."""
+    unfinished: bool = False
+    """True where the description is right as far as it goes: a pin or the site's own name is still missing."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file

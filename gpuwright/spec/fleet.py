@@ -10,9 +10,7 @@ An inventory file looks like this; the underscore keeps pyinfra from reading the
 from __future__ import annotations
 
 import ast
-import ipaddress
 import json
-import re
 import runpy
 import sys
 from collections.abc import Mapping
@@ -24,7 +22,8 @@ from typing import Any, Protocol
 
 from gpuwright.spec import load, pins
 from gpuwright.spec.document import Mark
-from gpuwright.spec.fault import Fault, Path_, Refused, dotted, relative, report, shown
+from gpuwright.spec.fault import Fault, Path_, Refused, relative, report, shown
+from gpuwright.spec.names import is_host_name
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.sentence import nearest
 
@@ -70,12 +69,13 @@ class Collected:
 
     file: Path
     lock: pins.Lock | None = None
+    lock_file: Path | None = None
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
     specs: dict[str, NodeSpec] = field(default_factory=dict)
+    wanted: dict[str, tuple[pins.Wanted, ...]] = field(default_factory=dict)
     node_files: dict[str, Path] = field(default_factory=dict)
     addresses: dict[tuple[str, int], str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    calls: int = 0
 
 
 _collecting: Collected | None = None
@@ -151,6 +151,7 @@ def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: M
         collected.faults += refused.faults
         return
     collected.lock = lock
+    collected.lock_file = pins.lock_file(given, collected.file)
     for host, settings in nodes.items():
         place = _Place(name, host, positions)
         collected.faults += _host_faults(collected, place, settings)
@@ -165,11 +166,14 @@ def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: M
             continue
         overrides = {path: (value, place.mark(("set", path))) for path, value in wanted.items()}
         try:
-            spec = load.load(file, collected.file, overrides, lock)
+            loaded = load.load(file, collected.file, overrides, lock)
         except Refused as refused:
             collected.faults += refused.faults
             continue
+        spec = loaded.spec
+        collected.faults += loaded.unfinished
         collected.specs[host] = spec
+        collected.wanted[host] = loaded.wanted
         collected.node_files[host] = file
         collected.hosts[host] = _data(collected.file, file, settings, spec)
 
@@ -208,7 +212,7 @@ class _Place:
 def _host_faults(collected: Collected, place: _Place, settings: object) -> list[Fault]:
     found: list[Fault] = []
     host = place.host
-    if not isinstance(host, str) or not (host == "@local" or _is_host_name(host)):
+    if not isinstance(host, str) or not (host == "@local" or is_host_name(host)):
         found.append(place.fault((), None, "is not a host name: letters, digits, '-' and '.', or an IP address"))
     if not isinstance(settings, Mapping):
         return [*found, place.fault((), None, 'must be a mapping such as {"node": "dgx-station-gb300"}')]
@@ -244,15 +248,6 @@ def _address_faults(collected: Collected, place: _Place, settings: Mapping[str, 
         path: Path_ = ("ssh_hostname",) if "ssh_hostname" in settings else ()
         return [place.fault(path, None, f"has the same address as {other}: {address[0]} port {address[1]}")]
     return []
-
-
-def _is_host_name(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-        return len(text) <= 253 and re.fullmatch(rf"{label}(\.{label})*", text) is not None
-    return True
 
 
 def _known(file: Path) -> str:
@@ -302,6 +297,3 @@ def _line_of(error: BaseException, file: Path) -> int:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
-
-
-__all__ = ["Collected", "collect", "dotted", "fleet", "node"]

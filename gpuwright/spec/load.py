@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 
 from gpuwright.spec import document, pins, rules, sentence
 from gpuwright.spec.document import Document, Mark
-from gpuwright.spec.fault import Fault, Refused, dotted
+from gpuwright.spec.fault import Fault, Refused, dotted, relative
 from gpuwright.spec.node import NodeSpec
 
 
@@ -21,7 +22,16 @@ def node_file(name: str, inventory: Path) -> Path:
     return inventory.parent / "nodes" / f"{name}.yaml"
 
 
-def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lock: pins.Lock) -> NodeSpec:
+@dataclass(frozen=True)
+class Loaded:
+    """A description, and what only its site can still fill in: pins and names. Nothing deploys while that is open."""
+
+    spec: NodeSpec
+    unfinished: tuple[Fault, ...]
+    wanted: tuple[pins.Wanted, ...]
+
+
+def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lock: pins.Lock) -> Loaded:
     """Read, override, validate, pin and cross-check one node description.
 
     `overrides` maps dotted paths to a value and the mark of the inventory line that sets it. Raises Refused with all
@@ -33,7 +43,7 @@ def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lo
     return validated(source, inventory, lock)
 
 
-def validated(source: Document, inventory: Path, lock: pins.Lock) -> NodeSpec:
+def validated(source: Document, inventory: Path, lock: pins.Lock) -> Loaded:
     """The typed description of a document. Raises Refused."""
     try:
         text = json.dumps(source.data)
@@ -41,11 +51,12 @@ def validated(source: Document, inventory: Path, lock: pins.Lock) -> NodeSpec:
         spec = NodeSpec.model_validate_json(text, strict=True, context=context)
     except ValidationError as error:
         raise Refused(sentence.faults(error, source, NodeSpec)) from None
-    spec, unpinned = pins.fill(spec, lock, source)
+    wanted = tuple(pins.wanted(spec))
+    spec, unpinned = pins.fill(spec, lock, source, relative(inventory))
     found = [*rules.check(spec, source), *unpinned]
-    if found:
+    if not all(fault.unfinished for fault in found):
         raise Refused(found)
-    return spec
+    return Loaded(spec, tuple(found), wanted)
 
 
 def plain(spec: NodeSpec) -> dict[str, Any]:

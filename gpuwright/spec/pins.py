@@ -1,16 +1,20 @@
-"""inventory/pins.lock.yaml: the digests and commits that tags and branches resolved to.
+"""inventory/pins.lock.yaml: what tags, branches and releases resolved to.
 
 images: {"docker.io/vllm/vllm-openai:v0.31.0": "sha256:…"}
 models: {"nvidia/GLM-5.3-Flash-NVFP4@main": "<40 hexadecimal digits>"}
-caddy: {"2.11.7/amd64": {url: "https://…", sha256: "…"}}
+caddy: {"2.11.7/amd64": {"url": "https://…", "sha256": "<of the binary>"}}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError
 
 from gpuwright.spec import document, sentence
@@ -21,30 +25,50 @@ from gpuwright.spec.node import NodeSpec
 
 LOCK_FILE = "pins.lock.yaml"
 
+_HEADER = """\
+# What tags, branches and releases resolved to; written by `gpuwright pin INVENTORY`, reviewed and committed by you.
+"""
+
+Section = Literal["images", "models", "caddy"]
+
 
 class CaddyPin(Strict):
-    """Where a node gets a Caddy release, and the sha256 of the binary."""
+    """Where a node gets a Caddy release, and the sha256 of the binary (of the file in the archive where it is one)."""
 
-    url: str | None = None
+    url: str
     sha256: Sha256
 
 
 class Lock(Strict):
-    """The whole lock file. `file` is where it came from, for sentences."""
+    """The whole lock file."""
 
     images: dict[str, Digest] = Field(default_factory=dict, description='"repository:tag" to digest')
     models: dict[str, Commit] = Field(default_factory=dict, description='"organisation/name@branch" to commit')
     caddy: dict[str, CaddyPin] = Field(default_factory=dict, description='"version/architecture" to binary')
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Something that a node file names by a name that can move: where it stands, and its key in the lock."""
+
+    path: Path_
+    section: Section
+    key: str
+
+
+def lock_file(given: Mapping[str, Any] | str | None, inventory: Path) -> Path | None:
+    """Where an inventory's pins lie; None where it gives them itself."""
+    return None if isinstance(given, Mapping) else inventory.parent / (given or LOCK_FILE)
+
+
 def read(given: Mapping[str, Any] | str | None, inventory: Path) -> Lock:
-    """The lock: what an inventory gives, or the file beside it; a missing file pins nothing. Raises Refused."""
-    if isinstance(given, Mapping):
-        source = Document("pins", dict(given))
+    """The lock: what an inventory gives, or the file beside it; no file there pins nothing. Raises Refused."""
+    file = lock_file(given, inventory)
+    if file is None:
+        source = Document("pins", dict(given or {}))  # type: ignore[arg-type]  # a file of None is a mapping
+    elif not file.exists() and given is None:
+        return Lock()
     else:
-        file = inventory.parent / (given or LOCK_FILE)
-        if not file.exists() and given is None:
-            return Lock()
         source = document.load(file)
     try:
         return Lock.model_validate(source.data)
@@ -52,37 +76,63 @@ def read(given: Mapping[str, Any] | str | None, inventory: Path) -> Lock:
         raise Refused(sentence.faults(error, source, Lock)) from None
 
 
-def fill(spec: NodeSpec, lock: Lock, source: Document) -> tuple[NodeSpec, list[Fault]]:
-    """The description with digests and commits from the lock; a fault for whatever has neither."""
+def write(lock: Lock, file: Path) -> None:
+    """Replace the lock file: the old one or the new one is there, never a part."""
+    plain = {section: dict(sorted(entries.items())) for section, entries in lock.model_dump(mode="json").items()}
+    text = _HEADER + yaml.safe_dump(plain, sort_keys=False, width=1000, allow_unicode=True)
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def wanted(spec: NodeSpec) -> Iterator[Wanted]:
+    """Every tag, branch and release that the lock has to resolve; `spec` is as written, before `fill`."""
+    for name, engine in spec.engine.engines.items() if spec.engine else ():
+        if engine.image.digest is None and engine.image.tag is not None:
+            yield Wanted(
+                ("engine", "engines", name, "image"), "images", f"{engine.image.repository}:{engine.image.tag}"
+            )
+    for name, model in spec.models.items.items() if spec.models else ():
+        if model.commit is None:
+            yield Wanted(("models", "items", name, "revision"), "models", f"{model.repo}@{model.revision}")
+    if spec.gateway is not None:
+        caddy = spec.gateway.caddy
+        if caddy.file is None and (caddy.url is None or caddy.sha256 is None):
+            architecture = "amd64" if spec.hardware.architecture == "x86_64" else "arm64"
+            yield Wanted(("gateway", "caddy"), "caddy", f"{caddy.version}/{architecture}")
+
+
+def fill(spec: NodeSpec, lock: Lock, source: Document, inventory: str) -> tuple[NodeSpec, list[Fault]]:
+    """The description with what the lock knows, and a fault for everything it does not know yet."""
     missing: list[Fault] = []
+    for item in wanted(spec):
+        found = getattr(lock, item.section).get(item.key)
+        if found is None:
+            mark = source.mark(item.path)
+            command = f"is not pinned; run: gpuwright pin {inventory} --only {item.key}"
+            missing.append(Fault(mark.file, mark.line, dotted(item.path), item.key, command, unfinished=True))
+        elif isinstance(found, CaddyPin):
+            spec = _replace(spec, item.path, {"url": found.url, "sha256": found.sha256})
+        elif item.section == "images":
+            spec = _replace(spec, item.path, {"digest": found})
+        else:
+            spec = _replace(spec, item.path[:-1], {"commit": found})
+    return spec, missing
 
-    def unpinned(path: Path_, what: str, only: str) -> None:
-        mark = source.mark(path)
-        sentence_ = f"is not pinned; run: gpuwright pin INVENTORY --only {only}"
-        missing.append(Fault(mark.file, mark.line, dotted(path), what, sentence_, unpinned=True))
 
-    changes: dict[str, Any] = {}
-    if spec.engine is not None:
-        engines = {}
-        for name, engine in spec.engine.engines.items():
-            image = engine.image
-            key = f"{image.repository}:{image.tag}"
-            if image.digest is None and image.tag is not None:
-                if key in lock.images:
-                    image = image.model_copy(update={"digest": lock.images[key]})
-                else:
-                    unpinned(("engine", "engines", name, "image"), key, key)
-            engines[name] = engine.model_copy(update={"image": image})
-        changes["engine"] = spec.engine.model_copy(update={"engines": engines})
-    if spec.models is not None:
-        items = {}
-        for name, model in spec.models.items.items():
-            key = f"{model.repo}@{model.revision}"
-            if model.commit is None:
-                if key in lock.models:
-                    model = model.model_copy(update={"commit": lock.models[key]})
-                else:
-                    unpinned(("models", "items", name, "revision"), key, key)
-            items[name] = model
-        changes["models"] = spec.models.model_copy(update={"items": items})
-    return spec.model_copy(update=changes), missing
+def _replace(part: Any, path: Path_, values: dict[str, Any]) -> Any:
+    """A copy of a frozen description with some values replaced at a path."""
+    if not path:
+        return part.model_copy(update=values)
+    key = path[0]
+    if isinstance(part, dict):
+        return {**part, key: _replace(part[key], path[1:], values)}
+    return part.model_copy(update={str(key): _replace(getattr(part, str(key)), path[1:], values)})

@@ -95,6 +95,10 @@ class Engine(Strict):
     gpus: tuple[int, ...] = Field(
         default=(), description="indices into hardware.gpus; given to the container by UUID through CDI"
     )
+    versions: dict[Literal["vllm", "sglang", "flashinfer"], str] = Field(
+        default_factory=dict,
+        description="what the image holds, for the compatibility table; the engine's own is read from a tag like v0.31.0",
+    )
     settings: Annotated[VllmSettings | SglangSettings, Field(discriminator="kind")]
     environment: dict[str, str] = Field(default_factory=dict, description="container environment; never secrets")
     shm_size: Size = Field(default=16 * 1024**3, description="instead of --ipc=host (security.md 2.4)")

@@ -28,6 +28,10 @@ class Model(Strict):
     size: Size | None = Field(
         default=None, description="bytes on disk, for planning and the disk guard before the hub answers"
     )
+    cache_per_token: Size | None = Field(
+        default=None,
+        description="key-value cache of one token on each GPU at 16 bit; every rank holds a latent cache whole (seed 3)",
+    )
     licence: str | None = None
 
     @model_validator(mode="after")

@@ -10,7 +10,11 @@ import pytest
 
 from gpuwright.spec.fleet import node
 
-PINS = {"images": {"registry.lab:5000/sim:lab": "sha256:" + "a" * 64}, "models": {"lab/tiny@main": "b" * 40}}
+PINS = {
+    "images": {"registry.lab:5000/sim:lab": "sha256:" + "a" * 64},
+    "models": {"lab/tiny@main": "b" * 40},
+    "caddy": {"2.11.7/amd64": {"url": "https://caddy.lab/caddy", "sha256": "c" * 64}},
+}
 
 
 class Host:
@@ -52,6 +56,7 @@ def test_host_data_is_plain_and_node_rebuilds_the_description(inventory):
     assert spec.engine.evidence_max == 1024**2
     assert spec.engine.engines["main"].image.reference == "registry.lab:5000/sim@sha256:" + "a" * 64
     assert spec.models.items["tiny"].commit == "b" * 40
+    assert spec.gateway.caddy.sha256 == "c" * 64
     assert node(Host(name, data)) is spec
 
 

@@ -1,0 +1,22 @@
+"""Host names, as inventories and gateways use them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+
+def is_host_name(text: str) -> bool:
+    """A DNS name or an IP address, without port or wildcard."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        numbers = re.fullmatch(r"[\d.]+", text) is not None
+        return len(text) <= 253 and not numbers and re.fullmatch(rf"{label}(\.{label})*", text) is not None
+    return True
+
+
+def is_placeholder(name: str) -> bool:
+    """Names that RFC 2606 keeps for examples; shipped node files use them where only the site knows the name."""
+    return re.search(r"(^|\.)example(\.(com|net|org))?$", name.lower()) is not None
