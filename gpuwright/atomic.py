@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pyinfra import logger
 from pyinfra.api import OperationError, StringCommand, operation
-from pyinfra.context import ctx_config, ctx_host
+from pyinfra.context import ctx_host, ctx_state
 from pyinfra.facts.files import FileContents
 
 from gpuwright import snapshot, units
@@ -240,7 +240,7 @@ def files(
     if not wrong and not unrecorded:
         host.noop(f"{len(files)} files of role {role} are right already")
         return
-    if ctx_config.get().DIFF:
+    if ctx_state.get().config.DIFF:
         for file in wrong:
             _show_difference(file)
     snapshot.forget(host)

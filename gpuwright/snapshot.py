@@ -158,7 +158,12 @@ def read(host: Any) -> Snapshot:
         state.add_callback_handler(_ForgetAfterChange())
     key = (host.name, bool(state.is_executing))
     if key not in _cache:
-        _cache[key] = host.get_fact(NodeSnapshot)
+        # With --yes nothing waits between preparing and executing, so the first look is still true; a person at the
+        # prompt may take minutes.
+        first_look = (
+            _cache.pop((host.name, False), None) if state.is_executing and not state.check_for_changes else None
+        )
+        _cache[key] = first_look or host.get_fact(NodeSnapshot)
     if host.current_op_hash:
         _own_operations.update(state.get_op_meta(host.current_op_hash).names)
     return _cache[key]

@@ -18,7 +18,8 @@ def playbook(seen: snapshot.Snapshot, contents: dict[str, str], packages: list[s
     `contents` maps a path to a file on the controller that holds its bytes; `packages` is what the roles ask for.
     """
     tasks: list[dict[str, Any]] = [
-        {"name": f"Packages {package}", "ansible.builtin.apt": {"name": package, "state": "present"}} for package in packages
+        {"name": f"Packages {package}", "ansible.builtin.apt": {"name": package, "state": "present"}}
+        for package in packages
     ]
     for found in seen.read(snapshot.OWNED):
         path = f"/etc/systemd/system/{found.name}" if found.kind == "unit" else found.name
@@ -37,7 +38,9 @@ def playbook(seen: snapshot.Snapshot, contents: dict[str, str], packages: list[s
                 }
             )
         if found.kind == "unit" and found.name.endswith(".service"):
-            tasks.append({"name": f"Unit {found.name}", "ansible.builtin.systemd_service": {"name": found.name, "enabled": True}})
+            tasks.append(
+                {"name": f"Unit {found.name}", "ansible.builtin.systemd_service": {"name": found.name, "enabled": True}}
+            )
     for unit in ("docker.service",):
         tasks.append({"name": f"Unit {unit}", "ansible.builtin.systemd_service": {"name": unit, "state": "started"}})
     document = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
