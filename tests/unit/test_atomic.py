@@ -74,7 +74,7 @@ class Sandbox:
             }
         mounts = (
             f"mount -t tmpfs none /var/lib && mkdir /var/lib/gpuwright && mount --bind {self.root}/state /var/lib/gpuwright"
-            f" && mkdir -p /etc/gpuwright-test && mount --bind {self.root}/etc /etc/gpuwright-test"
+            f" && mkdir -p /var/lib/target && mount --bind {self.root}/etc /var/lib/target"
             f" && mount --bind {self.root}/units /etc/systemd/system"
         )
         return subprocess.run(
@@ -90,8 +90,7 @@ class Sandbox:
 
 @pytest.fixture
 def sandbox(tmp_path):
-    yield Sandbox(tmp_path)
-    Path("/etc/gpuwright-test").rmdir()
+    return Sandbox(tmp_path)
 
 
 def everything(sandbox):
@@ -99,12 +98,12 @@ def everything(sandbox):
 
 
 OLD = [
-    File("/etc/gpuwright-test/a.conf", b"old a\n"),
-    File("/etc/gpuwright-test/key", Secret("key", b"old " + SECRET), "0600"),
+    File("/var/lib/target/a.conf", b"old a\n"),
+    File("/var/lib/target/key", Secret("key", b"old " + SECRET), "0600"),
 ]
 NEW = [
-    File("/etc/gpuwright-test/a.conf", b"new a\n"),
-    File("/etc/gpuwright-test/key", Secret("key", b"new " + SECRET), "0640"),
+    File("/var/lib/target/a.conf", b"new a\n"),
+    File("/var/lib/target/key", Secret("key", b"new " + SECRET), "0640"),
 ]
 
 
@@ -115,8 +114,8 @@ def test_writes_content_mode_and_record(sandbox):
     assert (sandbox.root / "etc/key").read_bytes() == b"new " + SECRET
     assert (sandbox.root / "etc/key").stat().st_mode & 0o777 == 0o640
     assert (sandbox.root / "state/owned/gateway").read_text().splitlines() == [
-        "file\t/etc/gpuwright-test/a.conf",
-        "file\t/etc/gpuwright-test/key",
+        "file\t/var/lib/target/a.conf",
+        "file\t/var/lib/target/key",
         "network\tgpuwright-x",
     ]
     assert list((sandbox.root / "state/stage").iterdir()) == []
@@ -161,14 +160,14 @@ def test_a_killed_run_leaves_temporary_names_that_match_no_drop_in_glob_and_are_
 
 def test_a_refusal_writes_nothing(sandbox):
     assert sandbox.write(OLD).returncode == 0
-    done = sandbox.write(NEW, validate=[Validate("grep -q 'something else' ./etc/gpuwright-test/a.conf")])
+    done = sandbox.write(NEW, validate=[Validate("grep -q 'something else' ./var/lib/target/a.conf")])
     assert done.returncode == 65
     assert "nothing was written" in done.stderr
     assert (sandbox.root / "etc/a.conf").read_bytes() == b"old a\n"
 
 
 def test_validators_see_the_whole_set_under_full_names(sandbox):
-    done = sandbox.write(NEW, change=NEW[:1], validate=[Validate("grep -q new ./etc/gpuwright-test/key")])
+    done = sandbox.write(NEW, change=NEW[:1], validate=[Validate("grep -q new ./var/lib/target/key")])
     assert done.returncode == 0, done.stderr
     assert not (sandbox.root / "etc/key").exists()
 
@@ -182,8 +181,8 @@ def test_a_unit_that_systemd_refuses_is_not_written(sandbox):
 
 
 def test_a_unit_whose_program_comes_in_the_same_set_is_fine(sandbox):
-    unit = File("/etc/systemd/system/gpuwright-x.service", b"[Service]\nExecStart=/etc/gpuwright-test/program\n")
-    program = File("/etc/gpuwright-test/program", b"#!/bin/sh\n", "0755")
+    unit = File("/etc/systemd/system/gpuwright-x.service", b"[Service]\nExecStart=/var/lib/target/program\n")
+    program = File("/var/lib/target/program", b"#!/bin/sh\n", "0755")
     done = sandbox.write([unit, program])
     assert done.returncode == 0, done.stderr
     assert (sandbox.root / "state/owned/gateway").read_text().count("unit\tgpuwright-x.service") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ def remove(tmp_path):
         [command] = list(_remove._inner(role, things))
         mounts = (
             f"mount -t tmpfs none /var/lib && mkdir /var/lib/gpuwright && mount --bind {tmp_path}/state /var/lib/gpuwright"
-            f" && mkdir -p /etc/gpuwright-test && mount --bind {tmp_path}/etc /etc/gpuwright-test"
+            f" && mkdir -p /var/lib/target && mount --bind {tmp_path}/etc /var/lib/target"
             f" && mount --bind {tmp_path}/units /etc/systemd/system"
         )
         done = subprocess.run(
@@ -42,8 +41,7 @@ def remove(tmp_path):
         )
         return done, calls.read_text().splitlines()
 
-    yield tmp_path, run
-    Path("/etc/gpuwright-test").rmdir()
+    return tmp_path, run
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +52,12 @@ def current_host(monkeypatch):
 def test_units_stop_before_their_files_go_and_the_record_goes_last(remove):
     root, run = remove
     (root / "state/owned/engine").write_text(
-        "file\t/etc/gpuwright-test/b.conf\nunit\tgpuwright-engine-b.service\nfile\t/etc/keep\n"
+        "file\t/var/lib/target/b.conf\nunit\tgpuwright-engine-b.service\nfile\t/etc/keep\n"
     )
     (root / "etc/b.conf").write_text("x")
     (root / "units/gpuwright-engine-b.service").write_text("x")
     gone = [
-        Owned("file", "/etc/gpuwright-test/b.conf"),
+        Owned("file", "/var/lib/target/b.conf"),
         Owned("unit", "gpuwright-engine-b.service"),
         Owned("container", "gpuwright-b"),
     ]
@@ -76,8 +74,8 @@ def test_units_stop_before_their_files_go_and_the_record_goes_last(remove):
 
 def test_the_last_thing_takes_the_record_with_it(remove):
     root, run = remove
-    (root / "state/owned/engine").write_text("file\t/etc/gpuwright-test/b.conf\n")
-    assert run([Owned("file", "/etc/gpuwright-test/b.conf")])[0].returncode == 0
+    (root / "state/owned/engine").write_text("file\t/var/lib/target/b.conf\n")
+    assert run([Owned("file", "/var/lib/target/b.conf")])[0].returncode == 0
     assert not (root / "state/owned/engine").exists()
 
 
