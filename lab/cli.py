@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab import hosts as rooms
+from lab import images as recipes
 from lab.command import LabError
 from lab.debian import RELEASES
 from lab.hosts import Host
@@ -93,6 +95,19 @@ def reset(name: str | None) -> None:
     """Make a host (or all of them) blank again."""
     for host in [rooms.find(name)] if name else rooms.known():
         host.reset()
+
+
+@lab.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(recipes.RECIPES)))
+@click.option("--json", "as_json", is_flag=True, help="print what a program would read")
+def images(names: tuple[str, ...], as_json: bool) -> None:
+    """Build engine images, push them to the lab's registry and print them by digest. Default: sim."""
+    made = [recipes.build(name) for name in names or ("sim",)]
+    if as_json:
+        click.echo(json.dumps([asdict(image) for image in made], indent=2))
+        return
+    for image in made:
+        click.echo(f"{image.reference}\t{image.title}")
 
 
 @lab.command()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab import blank, network, proxy, service, tools
+from lab import blank, network, proxy, registry, service, tools
 from lab.command import LabError, run
 from lab.debian import mirror
 from lab.network import Segment
@@ -271,12 +271,13 @@ def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) ->
     if len(set(names)) != len(names):
         raise LabError(f"a host is named twice: {', '.join(names)}")
     tools.need_root()
-    tools.need(tools.HOSTS)
+    tools.need({**tools.HOSTS, **tools.REGISTRY})
     make_private(state())
     _key(state() / "key", "gpuwright-lab")
     with locked(state() / "lock"):
         segment = network.segment()
         proxy.start(segment)
+        registry.start(segment)
         sweep(segment)
         hosts = [_known_or_new(name, release, segment) for name in names]
         starting: list[Host] = []

@@ -14,7 +14,8 @@ fi
 # Process Constraint"), and nspawn wants a subtree that nobody else uses.
 mkdir -p "$cgroup/watch" "$cgroup/machine" || exit 1
 echo $$ >"$cgroup/watch/cgroup.procs" || exit 1
-for controller in $(cat "$cgroup/cgroup.controllers"); do
+read -r controllers <"$cgroup/cgroup.controllers" || controllers=
+for controller in $controllers; do
     echo "+$controller" >"$cgroup/cgroup.subtree_control" 2>/dev/null || true
 done
 echo "$cgroup" >"$dir/cgroup"
@@ -33,7 +34,7 @@ plug() {
 }
 
 while plug; do
-    # kmsg, cgroup namespace and a writable /proc/sys/net are what Docker needs inside (DESIGN section 6).
+    # The two variables, all capabilities and the two system calls are what Docker needs inside.
     # shellcheck disable=SC2016
     SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 SYSTEMD_NSPAWN_API_VFS_WRITABLE=network \
         sh -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' sh "$cgroup/machine" \

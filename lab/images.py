@@ -1,0 +1,168 @@
+"""The lab's engine images, built without a container engine and pushed to the lab's registry.
+
+These packagings are for the lab only. ``sim`` is a stand-in: it talks like an engine and computes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lab import network, oci, proxy, registry, tools
+from lab.command import LabError, run
+from lab.debian import mirror
+from lab.network import Segment
+from lab.oci import Blob
+from lab.paths import CACHE, locked, make_private, state, write_json
+from lab.progress import step
+
+_VERSION = 1  # raise when the way layers are made changes
+_ENGINES = Path(__file__).with_name("engines")
+_RELEASE = "bookworm"  # Python 3.11, the newest the CPU build of torch is found for on build machines
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an engine image is made: Debian packages, locked Python packages, our own files in ``/opt/<name>``."""
+
+    title: str
+    packages: Sequence[str]
+    entrypoint: Sequence[str]
+    environment: Mapping[str, str]
+    requirements: str = ""  # a lock file next to the engine's own files
+
+
+RECIPES = {
+    "sim": Recipe(
+        title="simulated engine of the gpuwright lab; a stand-in, it computes nothing",
+        packages=("base-files", "dash", "coreutils", "python3"),
+        entrypoint=("/usr/bin/python3", "-u", "/opt/sim/server.py"),
+        environment={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the lab's registry: ``reference`` is pinned by digest."""
+
+    name: str
+    title: str
+    reference: str
+    digest: str
+    tag: str
+
+
+def build(name: str) -> Image:
+    """Build an image if its recipe changed, push it if the registry does not have it. Raises LabError for an unknown name."""
+    if name not in RECIPES:
+        raise LabError(f"the lab has no image {name!r}; it has: {', '.join(RECIPES)}")
+    tools.need_root()
+    tools.need({**tools.HOSTS, **tools.REGISTRY})
+    make_private(state())
+    segment = network.segment()
+    proxy.start(segment)
+    registry.start(segment)
+    recipe, folder = RECIPES[name], CACHE / "images" / name
+    with locked(folder / "lock"):
+        layers = [_system(name, recipe, segment)]
+        layers.append(oci.layer(_ENGINES / name, folder / "own.tar", inside=f"opt/{name}"))
+        config, manifest = oci.image(
+            folder,
+            layers,
+            architecture=run(["dpkg", "--print-architecture"]).stdout.strip(),
+            entrypoint=recipe.entrypoint,
+            environment=recipe.environment,
+            labels={"org.opencontainers.image.title": recipe.title},
+        )
+        server = registry.Registry(segment)
+        if not server.has(name, manifest.digest, "manifests"):
+            with step(f"Pushing {name} to the lab's registry"):
+                for blob in [config, *layers]:
+                    server.push_blob(name, blob.path, blob.digest)
+        server.push_manifest(name, "lab", manifest.path.read_bytes(), oci.MANIFEST)
+    reference = f"{registry.host()}/{name}"
+    return Image(name, recipe.title, f"{reference}@{manifest.digest}", manifest.digest, f"{reference}:lab")
+
+
+def _system(name: str, recipe: Recipe, segment: Segment) -> Blob:
+    """The layer with the Debian packages, unpacked and never configured: an image runs one program, no system."""
+    key = hashlib.sha256(json.dumps([_VERSION, _RELEASE, list(recipe.packages)]).encode()).hexdigest()[:12]
+    return _cached(name, f"system-{key}", lambda root: _unpack(recipe, segment, root))
+
+
+def _unpack(recipe: Recipe, segment: Segment, root: Path) -> None:
+    archive = mirror()
+    options = [f'Acquire::http::Proxy "{proxy.address(segment)}"', *archive.settings.replace(";", "").splitlines()]
+    run(
+        [
+            "mmdebstrap",
+            "--variant=extract",
+            "--mode=root",
+            "--format=directory",
+            f"--include={','.join(recipe.packages)}",
+            *[f"--aptopt={option}" for option in options],
+            _RELEASE,
+            str(root),
+            "-",
+        ],
+        stdin=archive.sources(_RELEASE),
+        timeout=600,
+    )
+    for name in (
+        "usr/share/doc",
+        "usr/share/man",
+        "usr/share/locale",
+        "var/lib/apt",
+        "var/lib/dpkg",
+        "var/cache",
+        "dev",
+    ):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("etc/apt", "var/log", "boot", "home"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    (root / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
+    )
+    (root / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
+    for name in ("etc/hostname", "etc/resolv.conf"):
+        (root / name).unlink(missing_ok=True)
+    for name in ("dev", "proc", "sys", "tmp"):
+        (root / name).mkdir(exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    if not (root / "bin/sh").exists():
+        (root / "bin/sh").symlink_to("dash")
+    # Byte code that does not depend on a file's date, and is there although the container's disk is read-only.
+    compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "/usr/lib/python3.11"]
+    run(
+        ["chroot", str(root), *compile_all],
+        check=False,
+        timeout=300,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONHASHSEED": "0"},
+    )
+
+
+def _cached(name: str, key: str, make: Callable[[Path], None]) -> Blob:
+    """A layer by its recipe's key, made by ``make(directory)`` when it is not there."""
+    folder = CACHE / "images" / name
+    tar, record = folder / f"{key}.tar", folder / f"{key}.json"
+    if tar.exists() and record.exists():
+        content = json.loads(record.read_text())
+        return Blob(tar, content["digest"], content["size"])
+    kind = key.rpartition("-")[0]
+    for old in folder.glob(f"{kind}-*"):
+        old.unlink()
+    with step(f"Building the {name} image, layer {kind} (once)"):
+        draft = Path(tempfile.mkdtemp(prefix=".layer-", dir=folder))
+        try:
+            make(draft / "root")
+            made = oci.layer(draft / "root", tar)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    write_json(record, {name: value for name, value in asdict(made).items() if name != "path"})
+    return made
