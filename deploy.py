@@ -19,7 +19,7 @@ spec = node(host)
 ownership.retire_roles(present=spec.roles)
 base(spec.base)
 if spec.containers:
-    containers(spec.containers)
+    containers(spec.containers, gpus=spec.hardware.gpus.count)
 if spec.models:
     models(spec.models)
 if spec.engine:

@@ -88,8 +88,9 @@ def containers(spec: ContainersSpec, gpus: int = 0) -> None:
     sources = repository_files(spec, system) if spec.source == "docker" else ()
     if sources:
         files(name=f"Add Docker's repository {spec.repository}", role=ROLE, files=sources)
-    installed(name=f"Install Docker ({spec.source})", packages=packages(spec, system))
-    operations.held(name="Hold Docker and containerd at their version")
+    chosen = packages(spec, system)
+    installed(name=f"Install Docker ({spec.source})", packages=chosen)
+    operations.held(name="Hold Docker and containerd at their version", packages=chosen)
 
     wanted = [*SERVICE_FILES, *authorities(spec.registries)]
     files(name="Write Docker's drop-in and registry certificates", role=ROLE, files=wanted)

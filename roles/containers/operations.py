@@ -10,7 +10,7 @@ from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import OperationError, StringCommand, operation
-from pyinfra.context import ctx_config, ctx_host
+from pyinfra.context import ctx_host
 
 from gpuwright import atomic, snapshot, units
 from gpuwright.ownership import Owned
@@ -84,11 +84,16 @@ def daemon_json(spec: ContainersSpec, gpus: int = 0) -> Generator[StringCommand,
     + spec: the role's settings
     + gpus: how many GPUs containers shall reach through CDI
 
-    Raises OperationError for a broken file or a conflict; then nothing is written.
+    Nothing is written when the file is broken or has a conflict.
     """
     host = ctx_host.get()
     seen = snapshot.read(host).read(CONTAINERS)
-    merge = plan(host, seen, spec, gpus)
+    try:
+        merge = plan(host, seen, spec, gpus)
+    except OperationError as error:
+        # The plan stops the run before anything changes; here the file was changed since, and this host fails alone.
+        yield StringCommand("sh", "-c", shlex.quote(f"echo {shlex.quote(f'gpuwright: {error}')} >&2; exit 1"))
+        return
     wanted = daemon.wanted(spec, gpus, seen.version)
     mode, user, group = seen.owner
     # Never recorded as owned: others have keys in it, so it outlives the role.
@@ -103,8 +108,6 @@ def daemon_json(spec: ContainersSpec, gpus: int = 0) -> Generator[StringCommand,
     for setting in merge.changes:
         put_back = " (changed on the host since the last run; put back)" if setting in merge.drifted else ""
         logger.info(f"{host.print_prefix}daemon.json: {setting}{put_back}")
-    if ctx_config.get().DIFF and not merge.changes:
-        logger.info(f"{host.print_prefix}daemon.json: unchanged")
     snapshot.forget(host)
     # The record goes first: a run killed in between finds its own values and no conflict.
     yield atomic.write(ROLE, [record, file], change, [VALIDATE])
@@ -115,7 +118,7 @@ def activation(seen: Docker) -> tuple[str, list[str]]:
     if not seen.active:
         return "start", []
     if seen.started is None:
-        return "restart", ["all of it: this daemon started before what it reads was recorded"]
+        return "restart", ["it started before what it reads was recorded"]
     try:
         keys = daemon.differing_keys(daemon.parse(seen.started), daemon.parse(seen.live or ""))
     except daemon.BrokenDaemonJson:
@@ -170,8 +173,8 @@ def docker_running() -> Generator[StringCommand, None, None]:
         steps.append(f"systemctl {action} docker.service || true")
     if action:
         steps.append(f"set -- {action}{_ANSWERS}")
-        because = f" because of {', '.join(keys)}" if keys else ""
-        note = "; running containers go on (live-restore)" if action == "restart" else ""
+        because = f" ({', '.join(keys)})" if keys else ""
+        note = "; running containers go on" if action == "restart" else ""
         logger.info(f"{host.print_prefix}docker.service: {action}{because}{note}")
     snapshot.forget(host)
     yield StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
@@ -221,15 +224,17 @@ def to_hold(installed: Sequence[str], held: frozenset[str]) -> list[str]:
 
 
 @operation()
-def held() -> Generator[StringCommand, None, None]:
+def held(packages: Sequence[str]) -> Generator[StringCommand, None, None]:
     """Docker and containerd are upgraded by an operator only, never by a passing apt (docker/for-linux issue 813).
+
+    + packages: what this run installs; with it come others, seen only when they are there
 
     A hold that the site set itself is left to the site; ours are recorded and go with the role.
     """
     host = ctx_host.get()
     seen = snapshot.read(host)
     present = seen.read(snapshot.PACKAGES)
-    missing = to_hold(list(present), seen.read(CONTAINERS).holds)
+    missing = to_hold([*present, *packages], seen.read(CONTAINERS).holds)
     if not missing:
         host.noop("Docker's packages are held")
         return
