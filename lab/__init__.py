@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from lab import pins, registry
+from lab.authority import ca_file
 from lab.command import LabError
 from lab.hosts import Host, down, find, known, up
 from lab.network import Neighbour, neighbour
 
-__all__ = ["Host", "LabError", "Neighbour", "down", "find", "known", "neighbour", "up"]
+__all__ = ["Host", "LabError", "Neighbour", "ca_file", "down", "find", "known", "neighbour", "pins", "registry", "up"]

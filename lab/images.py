@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab import network, oci, proxy, registry, tools
+from lab import network, oci, pins, proxy, registry, tools
 from lab.command import LabError, run
 from lab.debian import mirror
 from lab.network import Segment
@@ -87,6 +87,7 @@ def build(name: str) -> Image:
                     server.push_blob(name, blob.path, blob.digest)
         server.push_manifest(name, "lab", manifest.path.read_bytes(), oci.MANIFEST)
     reference = f"{registry.host()}/{name}"
+    pins.record("images", f"{reference}:lab", manifest.digest)
     return Image(name, recipe.title, f"{reference}@{manifest.digest}", manifest.digest, f"{reference}:lab")
 
 
