@@ -49,7 +49,7 @@ class Document:
             if path[:length] in self.marks:
                 found = self.marks[path[:length]]
                 return found if length == len(path) else Mark(found.file, found.line)
-        return Mark(self.file, 1)
+        return Mark(self.file, 0)
 
 
 class _Loader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml.composer.Composer):
@@ -124,12 +124,11 @@ def _text(name: str, file: Path) -> str:
 
 
 def _compose(name: str, text: str) -> yaml.Node:
-    loader = _Loader(text)
     try:
-        root = loader.get_single_node()
+        root = _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        sentence = f"contains the control character U+{ord(str(error.character)[0]):04X}"
+        sentence = f"contains the control character U+{error.character:04X}"
         raise Refused([Fault(name, line, "", "", sentence)]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -172,7 +171,8 @@ class _Builder:
             self.fault(node, path, "is an alias of something it stands in; write the value out")
             return None
         if node.tag not in ("plain", "untagged"):
-            self.fault(node, path, "carries a YAML tag; write the plain value", str(node.tag))
+            tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            self.fault(node, path, "carries a YAML tag; write the plain value", tag)
             return None
         mark = (key or node).start_mark
         if isinstance(node, yaml.ScalarNode):

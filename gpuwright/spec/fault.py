@@ -10,7 +10,7 @@ from pathlib import Path
 Path_ = tuple[str | int, ...]
 """Where a value stands: keys and list positions from the top of its file."""
 
-_SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|authorization|api_?key|private_?key|(^|\.)(\w+_)?key$")
+_SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|authorization|api_?key|private_?key|(^|\.)key$")
 _SECRET_VALUE = re.compile(r"hf_\w{8,}|sk-\w{8,}|ghp_\w{8,}|-----BEGIN|eyJ[\w-]{10,}\.|\$2[aby]\$")
 
 

@@ -142,6 +142,10 @@ def _typed(text: str) -> NodeSpec:
 def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | str | None) -> None:
     name = relative(collected.file)
     positions = _positions(collected.file)
+    if not isinstance(nodes, Mapping):
+        sentence = 'describes hosts as something else than {"name": {"node": "…"}, …}'
+        collected.faults.append(Fault(name, _call_line(collected.file), "", "", sentence))
+        return
     if not nodes:
         collected.faults.append(Fault(name, _call_line(collected.file), "", "", HOW_TO_ADD))
         return

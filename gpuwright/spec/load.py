@@ -46,7 +46,7 @@ def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lo
 def validated(source: Document, inventory: Path, lock: pins.Lock) -> Loaded:
     """The typed description of a document. Raises Refused."""
     try:
-        text = json.dumps(source.data)
+        text = json.dumps(source.data, default=_path_as_text, allow_nan=False)
         context = {"written": True, "directory": inventory.parent}
         spec = NodeSpec.model_validate_json(text, strict=True, context=context)
     except ValidationError as error:
@@ -70,8 +70,23 @@ def typed(data: dict[str, Any]) -> NodeSpec:
     return NodeSpec.model_validate_json(json.dumps(data), strict=True)
 
 
+def _path_as_text(value: object) -> str:
+    """Inventories are Python: a `Path` there is a path here. Everything else has been looked at by `_override`."""
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError
+
+
 def _override(source: Document, path: str, value: Any, mark: Mark) -> None:
     """Put `value` at a dotted path; mappings on the way are made, lists are not lengthened."""
+    try:
+        json.dumps(value, default=_path_as_text, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        kind = type(value).__name__
+        sentence_ = (
+            f"is no plain data ({kind}); allowed: text, numbers, True, False, None, lists and dictionaries of those"
+        )
+        raise Refused([Fault(mark.file, mark.line, path, "", sentence_)]) from None
     parts: list[str | int] = []
     place: Any = source.data
     names = path.split(".")

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from gpuwright.spec import document, sentence
 from gpuwright.spec.base import Commit, Digest, Sha256, Strict
 from gpuwright.spec.document import Document
-from gpuwright.spec.fault import Fault, Path_, Refused, dotted
+from gpuwright.spec.fault import Fault, Path_, Refused, dotted, relative
 from gpuwright.spec.node import NodeSpec
 
 LOCK_FILE = "pins.lock.yaml"
@@ -65,7 +65,7 @@ def read(given: Mapping[str, Any] | str | None, inventory: Path) -> Lock:
     """The lock: what an inventory gives, or the file beside it; no file there pins nothing. Raises Refused."""
     file = lock_file(given, inventory)
     if file is None:
-        source = Document("pins", dict(given or {}))  # type: ignore[arg-type]  # a file of None is a mapping
+        source = Document(relative(inventory), dict(given or {}))  # type: ignore[arg-type]  # a file of None is a mapping
     elif not file.exists() and given is None:
         return Lock()
     else:

@@ -28,19 +28,21 @@ _SENTENCES = {
     "model_attributes_type": "must be a mapping: lines of 'key: value' below it",
     "tuple_type": "must be a list: [a, b] or lines that start with '- '",
     "list_type": "must be a list: [a, b] or lines that start with '- '",
-    "too_short": "must have at least {min_length} entries",
-    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} or fewer entries",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
     "union_tag_invalid": "must be one of {expected_tags}",
-    "union_tag_not_found": "must say {discriminator}: one of the kinds this setting has",
     "missing": "is missing and has no default",
     "value_error": "{error}",
     "none_required": "must be left out",
 }
+
+_MOST_NAMES = 24
+"""A longer list of what is allowed helps nobody; the reference page has it."""
 
 _PATTERNS = {
     # a field's pattern: what it means in words
@@ -60,9 +62,13 @@ def faults(error: ValidationError, document: Document, model: type[BaseModel]) -
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # an entry of it is wrong, and has its own fault
         path, allowed = _written_path(detail["loc"], document.data, model)
-        key_only = detail["type"] in ("extra_forbidden", "missing")
-        mark = document.mark(path[:-1] if detail["type"] == "missing" else path)
-        seen = "" if key_only else shown(path, detail["input"], mark.raw)
+        value = detail["input"]
+        if detail["type"].startswith("union_tag"):
+            path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
+            value = detail["ctx"].get("tag", {})
+        key_only = detail["type"] in ("extra_forbidden", "missing", "union_tag_not_found")
+        mark = document.mark(path)
+        seen = "" if key_only else shown(path, value, mark.raw)
         if _about_a_secret(detail):
             seen = "(hidden)"
         yield Fault(mark.file, mark.line, dotted(path), seen, _sentence(detail, path, allowed))
@@ -76,7 +82,7 @@ def _sentence(detail: ErrorDetails, path: Path_, allowed: list[str]) -> str:
     if kind == "string_pattern_mismatch":
         return _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
     if kind == "union_tag_not_found":
-        return f"must have the key {context['discriminator']!s}"
+        return "is missing; it says which kind of settings these are"
     sentence = _SENTENCES.get(kind)
     if sentence is None:  # a type that no setting of ours raises; still a sentence, never jargon
         return "is not a value this setting can have"
@@ -104,7 +110,7 @@ def nearest(seen: str, allowed: list[str]) -> str:
     found = difflib.get_close_matches(seen.lower(), allowed, n=1, cutoff=0.6)
     if found:
         return f"; did you mean '{found[0]}'?"
-    return f"; allowed: {', '.join(allowed)}" if allowed else ""
+    return f"; allowed: {', '.join(allowed)}" if 0 < len(allowed) <= _MOST_NAMES else ""
 
 
 def _about_a_secret(detail: ErrorDetails) -> bool:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found
 
-DAEMON_SETTINGS = {
-    # daemon.json keys that role containers writes: the setting that says it, or why there is none
-    "data-root": "say it with containers.data_root",
-    "log-driver": "it is json-file; evidence is read from it",
-    "log-opts": "say it with containers.log_max_size and containers.log_max_files",
-    "live-restore": "it is always on: engines outlive a restart of Docker",
-    "ip": "it is always 127.0.0.1: engines are published on loopback only",
-    "features": "CDI is switched on where the node has GPUs",
-}
-
 DAEMON_REFUSED = {
-    # keys that open the node
-    "hosts": "Docker's socket stays local; whoever reaches it is root",
+    # keys that open the node; those that another setting says are refused by the settings of the role itself
     "default-runtime": "GPUs reach containers through CDI",
     "insecure-registries": "name the registry's certificate authority in containers.registries",
 }
@@ -35,24 +23,18 @@ def docker_can_give_gpus(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("containers", "source"), sentence)
 
 
-def daemon_settings_of_ours(spec: NodeSpec) -> Iterator[Found]:
+def daemon_settings_that_open_the_node(spec: NodeSpec) -> Iterator[Found]:
     for key in spec.containers.daemon if spec.containers else ():
-        path = ("containers", "daemon", key)
-        if key in DAEMON_SETTINGS:
-            yield Found(path, f"belongs to role containers: {DAEMON_SETTINGS[key]}", show=False)
-        elif key in DAEMON_REFUSED:
-            yield Found(path, f"is refused: {DAEMON_REFUSED[key]}", show=False)
+        if key in DAEMON_REFUSED:
+            yield Found(("containers", "daemon", key), f"is refused: {DAEMON_REFUSED[key]}", show=False)
 
 
-def registries_are_hosts(spec: NodeSpec) -> Iterator[Found]:
+def registries_are_named_once(spec: NodeSpec) -> Iterator[Found]:
     seen: set[str] = set()
     for index, registry in enumerate(spec.containers.registries if spec.containers else ()):
-        path = ("containers", "registries", index, "host")
-        if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d{1,5})?", registry.host):
-            yield Found(path, "must be host or host:port, as images name it, without https://")
-        elif registry.host in seen:
-            yield Found(path, "is named twice")
+        if registry.host in seen:
+            yield Found(("containers", "registries", index, "host"), "is named twice")
         seen.add(registry.host)
 
 
-RULES = (docker_can_give_gpus, daemon_settings_of_ours, registries_are_hosts)
+RULES = (docker_can_give_gpus, daemon_settings_that_open_the_node, registries_are_named_once)

@@ -76,10 +76,10 @@ def gpus_exist(spec: NodeSpec) -> Iterator[Found]:
     for name, engine in _each(spec):
         for position, index in enumerate(engine.gpus):
             if not 0 <= index < count:
-                allowed = f"0 to {count - 1}" if count else "none: hardware.gpus.count is 0"
+                allowed = f"0 to {count - 1}" if count else "none, because hardware.gpus.count is 0"
                 yield Found(_at(name, "gpus", position), f"names no GPU of this machine; allowed: {allowed}")
         if count and not engine.gpus:
-            yield Found(_at(name, "gpus"), f"names no GPU; this machine has {count}: gpus: [0]")
+            yield Found(_at(name, "gpus"), f"is missing: which of this machine's {count} GPUs, as in gpus: [0]")
 
 
 def gpus_are_used_once(spec: NodeSpec) -> Iterator[Found]:
@@ -164,6 +164,8 @@ def same_name_same_model(spec: NodeSpec) -> Iterator[Found]:
     """Engines that share a served name share its requests, so they must give the same answers."""
     first: dict[str, tuple[str, str]] = {}
     for name, engine in _each(spec):
+        if spec.models is None or engine.model not in spec.models.items:
+            continue
         other, model = first.setdefault(engine.served_name, (name, engine.model))
         if model != engine.model:
             sentence = f"is also served by engine {other} from model {model}; one name is one model"

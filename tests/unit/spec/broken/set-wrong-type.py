@@ -1,0 +1,11 @@
+from gpuwright.spec.fleet import fleet as _fleet
+
+gpu_nodes = _fleet(
+    {
+        "gpu-01": {
+            "node": "good.yaml",
+            "set": {"engine.engines.first.port": "18001"},
+        },
+    },
+    __file__,
+)
