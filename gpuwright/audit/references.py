@@ -1,0 +1,351 @@
+"""Which catalogue entries a control is technical evidence for.
+
+Ids are facts of the public catalogues; the subjects are our own words. Catalogue versions: CIS Debian 12 1.1.0, CIS
+Ubuntu 24.04 1.0.0, CIS Docker 1.6.0, NIST SP 800-171 revisions 2 and 3, CMMC 2.13 level 2, BSI IT-Grundschutz Edition
+2023. A passing control supports a requirement and never fulfils one alone; `inferred` means that the link is our
+judgement and has to be reviewed before a claim is printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class References:
+    """Ids by catalogue, and whether the link is our own judgement."""
+
+    subject: str = ""
+    cis_debian12: tuple[str, ...] = ()
+    cis_ubuntu2404: tuple[str, ...] = ()
+    cis_docker: tuple[str, ...] = ()
+    nist_r2: tuple[str, ...] = ()
+    nist_r3: tuple[str, ...] = ()
+    cmmc: tuple[str, ...] = ()
+    bsi: tuple[str, ...] = ()
+    inferred: bool = True
+
+    @property
+    def ids(self) -> dict[str, list[str]]:
+        """Catalogue name to ids; catalogues without one are left out."""
+        names = {
+            "cis-debian-12": self.cis_debian12,
+            "cis-ubuntu-24.04": self.cis_ubuntu2404,
+            "cis-docker": self.cis_docker,
+            "nist-800-171-r2": self.nist_r2,
+            "nist-800-171-r3": self.nist_r3,
+            "cmmc-l2": self.cmmc,
+            "bsi-it-grundschutz": self.bsi,
+        }
+        return {name: list(ids) for name, ids in names.items() if ids}
+
+
+# An operational promise that no catalogue speaks of.
+NONE = References()
+
+ACCOUNTS = References(
+    "accounts: one uid 0, no blank hash, unique ids",
+    cis_debian12=("5.4.2.1", "7.2.2", "7.2.5", "7.2.7"),
+    cis_ubuntu2404=("5.4.2.1", "7.2.2", "7.2.5", "7.2.7"),
+    nist_r2=("3.1.1", "3.1.5", "3.5.1", "3.5.2"),
+    nist_r3=("03.01.01", "03.01.05", "03.05.01"),
+    cmmc=("AC.L2-3.1.1", "AC.L2-3.1.5", "IA.L2-3.5.1", "IA.L2-3.5.2"),
+    bsi=("SYS.1.3.A2", "ORP.4.A9"),
+    inferred=True,
+)
+JOURNAL = References(
+    "journald: persistent, compressed, capped",
+    cis_debian12=("6.1.1.1", "6.1.1.3", "6.1.2.3", "6.1.2.4"),
+    cis_ubuntu2404=("6.1.1.1", "6.1.1.3", "6.1.2.3", "6.1.2.4"),
+    nist_r2=("3.3.1", "3.3.8"),
+    nist_r3=("03.03.03", "03.03.08"),
+    cmmc=("AU.L2-3.3.1", "AU.L2-3.3.8"),
+    bsi=("SYS.1.1.A10", "SYS.1.6.A7", "OPS.1.1.5.A3"),
+    inferred=True,
+)
+CLOCK = References(
+    "one clock daemon with named servers",
+    cis_debian12=("2.3.1.1", "2.3.2.1", "2.3.2.2", "2.3.3.1", "2.3.3.2", "2.3.3.3"),
+    cis_ubuntu2404=("2.3.1.1", "2.3.2.1", "2.3.2.2", "2.3.3.1", "2.3.3.2", "2.3.3.3"),
+    nist_r2=("3.3.7",),
+    nist_r3=("03.03.07",),
+    cmmc=("AU.L2-3.3.7",),
+    bsi=("OPS.1.1.5.A4", "OPS.1.2.6.A7"),
+    inferred=False,
+)
+UPDATES = References(
+    "updates: security origin, unattended, GPU stack held back",
+    cis_debian12=("1.2.2.1",),
+    cis_ubuntu2404=("1.2.2.1",),
+    cis_docker=("1.2.2",),
+    nist_r2=("3.14.1", "3.11.3"),
+    nist_r3=("03.14.01", "03.11.02"),
+    cmmc=("SI.L2-3.14.1", "RA.L2-3.11.3"),
+    bsi=("OPS.1.1.3.A3", "OPS.1.1.3.A15"),
+    inferred=True,
+)
+FILE_MODES = References(
+    "files: account databases, world-writable, orphaned, setuid",
+    cis_debian12=("7.1.1", "7.1.3", "7.1.5", "7.1.7", "7.1.11", "7.1.12", "7.1.13"),
+    cis_ubuntu2404=("7.1.1", "7.1.3", "7.1.5", "7.1.7", "7.1.11", "7.1.12", "7.1.13"),
+    nist_r2=("3.1.5", "3.4.5"),
+    nist_r3=("03.01.05", "03.04.05"),
+    cmmc=("AC.L2-3.1.5", "CM.L2-3.4.5"),
+    bsi=("ORP.4.A7",),
+    inferred=True,
+)
+CORE_DUMPS = References(
+    "no core dumps",
+    cis_debian12=("1.5.3",),
+    cis_ubuntu2404=("1.5.3", "1.5.5"),
+    nist_r2=("3.13.4",),
+    nist_r3=("03.13.04",),
+    cmmc=("SC.L2-3.13.4",),
+    bsi=("SYS.1.3.A14",),
+    inferred=True,
+)
+BASELINE = References(
+    "baseline record and drift report",
+    cis_docker=("1.2.1",),
+    nist_r2=("3.4.1", "3.4.2"),
+    nist_r3=("03.04.01", "03.04.02"),
+    cmmc=("CM.L2-3.4.1", "CM.L2-3.4.2"),
+    bsi=("SYS.1.1.A16", "OPS.1.1.7.A11", "OPS.1.1.1.A5", "OPS.1.1.1.A8"),
+    inferred=False,
+)
+LISTENERS = References(
+    "listeners: only expected ports on expected addresses",
+    cis_debian12=("2.1.22",),
+    cis_ubuntu2404=("2.1.22",),
+    cis_docker=("5.9", "5.14"),
+    nist_r2=("3.4.7", "3.13.1"),
+    nist_r3=("03.04.06", "03.13.01"),
+    cmmc=("CM.L2-3.4.7", "SC.L2-3.13.1"),
+    bsi=("SYS.1.1.A6", "APP.3.1.A12"),
+    inferred=True,
+)
+MAINTENANCE = References(
+    "maintenance window, drain before change",
+    cis_docker=("2.15",),
+    nist_r2=("3.4.4",),
+    nist_r3=("03.04.04",),
+    cmmc=("CM.L2-3.4.4",),
+    bsi=("OPS.1.1.2.A25",),
+    inferred=True,
+)
+DAEMON = References(
+    "docker daemon: live restore, no userland proxy",
+    cis_docker=("2.15", "2.16"),
+    inferred=False,
+)
+DAEMON_FILES = References(
+    "docker daemon: settings files owned by root",
+    cis_docker=("3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.17", "3.18", "3.23", "3.24"),
+    nist_r2=("3.4.5",),
+    nist_r3=("03.04.05",),
+    cmmc=("CM.L2-3.4.5",),
+    inferred=True,
+)
+DOCKER_ACCESS = References(
+    "container: API socket not mounted, docker group empty",
+    cis_docker=("5.32", "1.1.2", "3.15", "3.16"),
+    nist_r2=("3.1.5",),
+    nist_r3=("03.01.05",),
+    cmmc=("AC.L2-3.1.5",),
+    bsi=("SYS.1.6.A3",),
+    inferred=True,
+)
+CONTAINER_LOGS = References(
+    "container: logs kept outside",
+    cis_docker=("2.13", "2.3"),
+    nist_r2=("3.3.1",),
+    nist_r3=("03.03.03",),
+    cmmc=("AU.L2-3.3.1",),
+    bsi=("SYS.1.6.A7",),
+    inferred=True,
+)
+CONTAINER_PRIVILEGE = References(
+    "container: no privileged flag, capabilities dropped, no-new-privileges",
+    cis_docker=("5.5", "5.4", "5.26", "2.14"),
+    nist_r2=("3.1.5", "3.4.6"),
+    nist_r3=("03.01.05", "03.04.06"),
+    cmmc=("AC.L2-3.1.5", "CM.L2-3.4.6"),
+    bsi=("SYS.1.6.A17", "SYS.1.6.A21"),
+    inferred=True,
+)
+CONTAINER_FILTERS = References(
+    "container: seccomp and AppArmor filters active",
+    cis_docker=("5.22", "5.2"),
+    nist_r2=("3.4.6",),
+    nist_r3=("03.04.06",),
+    cmmc=("CM.L2-3.4.6",),
+    bsi=("SYS.1.6.A21", "SYS.1.3.A16"),
+    inferred=True,
+)
+CONTAINER_USER = References(
+    "container: unprivileged user",
+    cis_docker=("4.1", "2.9"),
+    nist_r2=("3.1.5", "3.4.6"),
+    nist_r3=("03.01.05", "03.04.06"),
+    cmmc=("AC.L2-3.1.5", "CM.L2-3.4.6"),
+    bsi=("SYS.1.6.A17", "SYS.1.6.A18"),
+    inferred=True,
+)
+CONTAINER_ROOT = References(
+    "container: read-only root, writable paths named",
+    cis_docker=("5.13", "5.6"),
+    nist_r2=("3.4.6",),
+    nist_r3=("03.04.06",),
+    cmmc=("CM.L2-3.4.6",),
+    bsi=("SYS.1.6.A23", "SYS.1.6.A19"),
+    inferred=True,
+)
+CONTAINER_CAPS = References(
+    "container: memory, CPU, process caps",
+    cis_docker=("5.11", "5.12", "5.29"),
+    bsi=("SYS.1.6.A15",),
+    inferred=False,
+)
+CONTAINER_NETWORK = References(
+    "container: own network, no host namespaces",
+    cis_docker=("5.10", "5.16", "5.17", "5.21", "5.30", "5.31", "2.2"),
+    nist_r2=("3.13.1", "3.13.4"),
+    nist_r3=("03.13.01", "03.13.04"),
+    cmmc=("SC.L2-3.13.1", "SC.L2-3.13.4"),
+    bsi=("SYS.1.6.A3",),
+    inferred=True,
+)
+CONTAINER_DEVICES = References(
+    "container: device nodes limited to the GPUs used",
+    cis_docker=("5.18",),
+    nist_r2=("3.1.5",),
+    nist_r3=("03.01.05",),
+    cmmc=("AC.L2-3.1.5",),
+    bsi=("SYS.1.6.A19",),
+    inferred=True,
+)
+CONTAINER_RESTARTS = References(
+    "container: health probe, bounded restarts",
+    cis_docker=("4.6", "5.27", "5.15"),
+    bsi=("SYS.1.6.A3", "SYS.1.1.A23"),
+    inferred=True,
+)
+IMAGE = References(
+    "container: image pinned by digest, known origin",
+    cis_docker=("4.2", "2.5"),
+    nist_r2=("3.4.8", "3.14.1"),
+    nist_r3=("03.04.08", "03.17.03"),
+    cmmc=("CM.L2-3.4.8", "SI.L2-3.14.1"),
+    bsi=("SYS.1.6.A6", "SYS.1.6.A12", "OPS.1.1.3.A10"),
+    inferred=True,
+)
+WEIGHTS = References(
+    "weights: origin, checksum, no pickle code",
+    cis_docker=("4.12",),
+    nist_r2=("3.4.8", "3.14.2"),
+    nist_r3=("03.04.08", "03.14.02", "03.17.03"),
+    cmmc=("CM.L2-3.4.8", "SI.L2-3.14.2"),
+    bsi=("OPS.1.1.3.A10", "CON.8.A20"),
+    inferred=True,
+)
+WEIGHTS_READ_ONLY = References(
+    "weights: read-only for the engine",
+    cis_docker=("5.6",),
+    nist_r2=("3.1.5",),
+    nist_r3=("03.01.05",),
+    cmmc=("AC.L2-3.1.5",),
+    bsi=("SYS.1.6.A19",),
+    inferred=True,
+)
+SECRETS = References(
+    "secrets: kept out of images, env, argv, repository",
+    cis_docker=("4.10",),
+    nist_r2=("3.5.10", "3.13.10"),
+    nist_r3=("03.05.12", "03.13.10"),
+    cmmc=("IA.L2-3.5.10", "SC.L2-3.13.10"),
+    bsi=("SYS.1.6.A8",),
+    inferred=True,
+)
+HUB_TOKEN = References(
+    "secrets: engine never sees the hub token",
+    nist_r2=("3.1.5",),
+    nist_r3=("03.01.05",),
+    cmmc=("AC.L2-3.1.5",),
+    bsi=("SYS.1.6.A8",),
+    inferred=True,
+)
+KEYS_AUTHENTICATE = References(
+    "API keys: every caller authenticated",
+    nist_r2=("3.1.1", "3.5.1", "3.5.2"),
+    nist_r3=("03.01.01", "03.05.01", "03.05.02"),
+    cmmc=("AC.L2-3.1.1", "IA.L2-3.5.1", "IA.L2-3.5.2"),
+    bsi=("APP.3.1.A1", "ORP.4.A9"),
+    inferred=True,
+)
+KEYS_HASHED = References(
+    "API keys: hashed at rest",
+    nist_r2=("3.5.10",),
+    nist_r3=("03.05.07",),
+    cmmc=("IA.L2-3.5.10",),
+    bsi=("APP.3.1.A14", "APP.3.2.A5"),
+    inferred=True,
+)
+API_PATHS = References(
+    "API: only the needed paths and methods",
+    nist_r2=("3.1.2", "3.4.6", "3.4.7"),
+    nist_r3=("03.01.02", "03.04.06"),
+    cmmc=("AC.L2-3.1.2", "CM.L2-3.4.6", "CM.L2-3.4.7"),
+    bsi=("APP.3.1.A12",),
+    inferred=True,
+)
+ACCESS_LOG = References(
+    "access log with key identity, no prompt content",
+    nist_r2=("3.3.1", "3.3.2"),
+    nist_r3=("03.03.01", "03.03.02", "03.03.03"),
+    cmmc=("AU.L2-3.3.1", "AU.L2-3.3.2"),
+    bsi=("APP.3.2.A4", "OPS.1.1.5.A3", "OPS.1.1.5.A5"),
+    inferred=True,
+)
+ADMIN_CLOSED = References(
+    "admin interface of gateway and engine closed",
+    cis_docker=("2.7",),
+    nist_r2=("3.1.2", "3.13.3"),
+    nist_r3=("03.01.02",),
+    cmmc=("AC.L2-3.1.2", "SC.L2-3.13.3"),
+    bsi=("APP.3.1.A12",),
+    inferred=True,
+)
+TLS = References(
+    "TLS at the gateway",
+    nist_r2=("3.13.8",),
+    nist_r3=("03.13.08",),
+    cmmc=("SC.L2-3.13.8",),
+    bsi=("APP.3.2.A11",),
+    inferred=False,
+)
+TLS_KEYS = References(
+    "TLS keys and certificates: mode, expiry, renewal",
+    cis_docker=("3.13", "3.14"),
+    nist_r2=("3.13.10",),
+    nist_r3=("03.13.10",),
+    cmmc=("SC.L2-3.13.10",),
+    bsi=("CON.1.A4",),
+    inferred=True,
+)
+EVIDENCE = References(
+    "incident path (who is told, evidence kept)",
+    nist_r2=("3.6.1", "3.6.2"),
+    nist_r3=("03.06.01", "03.06.02", "03.06.05"),
+    cmmc=("IR.L2-3.6.1", "IR.L2-3.6.2"),
+    bsi=("DER.1.A3", "SYS.1.6.A22"),
+    inferred=True,
+)
+ADVISORIES = References(
+    "vulnerability advisories (OS, engine, gateway, driver) and scan",
+    cis_docker=("4.4",),
+    nist_r2=("3.11.2", "3.14.3"),
+    nist_r3=("03.11.02", "03.14.03"),
+    cmmc=("RA.L2-3.11.2", "SI.L2-3.14.3"),
+    bsi=("OPS.1.1.1.A10", "OPS.1.1.1.A20"),
+    inferred=False,
+)
