@@ -56,6 +56,11 @@ def judge(control: Control, snapshot: Snapshot, spec: NodeSpec) -> Result:
     return Result(control, verdict)
 
 
+def unseen(control: Control, reason: str) -> Result:
+    """A node that could not be reached: an error for every control, for those that would not arise there too."""
+    return Result(control, Verdict(Outcome.ERROR, "an observation", f"could not look: {reason}"))
+
+
 def judge_all(controls: tuple[Control, ...], snapshot: Snapshot, spec: NodeSpec) -> list[Result]:
     """One result per control, in their order."""
     return [judge(control, snapshot, spec) for control in controls]

@@ -112,7 +112,8 @@ def _journal_capped(seen: Snapshot, spec: NodeSpec) -> Verdict:
     cap = int(caps[-1]) if caps else _bytes(configured[-1])
     source = "journald says" if caps else "journald.conf and its drop-ins say"
     used = (_after("used", lines) or ["unknown"])[0].split()[0]
-    return judged(cap == wanted, f"at most {wanted} bytes", f"{source} {cap} bytes; in use: {used}")
+    # journald rounds it to a page.
+    return judged(abs(cap - wanted) < 2**16, f"at most {wanted} bytes", f"{source} {cap} bytes; in use: {used}")
 
 
 def _clock(seen: Snapshot, spec: NodeSpec) -> Verdict:

@@ -15,9 +15,9 @@ from testinfra.backend.base import BaseBackend
 
 from gpuwright.audit import connection, controls
 from gpuwright.audit.control import Outcome
-from gpuwright.audit.judge import judge
+from gpuwright.audit.judge import judge, unseen
 from gpuwright.audit.report import HostReport, write
-from gpuwright.snapshot import CouldNotLook, Snapshot
+from gpuwright.snapshot import CouldNotLook
 from gpuwright.spec.fault import report as fault_report
 from gpuwright.spec.fleet import collect
 from gpuwright.spec.node import NodeSpec
@@ -111,9 +111,9 @@ def pytest_generate_tests(metafunc):
     if "control" in metafunc.fixturenames:
         cases = [(node, control) for node in nodes for control in controls.of_node(node.spec)]
         ids = [f"{node.name}::{control.id} {control.title.rstrip('.')}" for node, control in cases]
-        metafunc.parametrize(("node", "control"), cases, ids=ids, scope="session")
+        metafunc.parametrize(("node", "control"), cases, ids=ids)
     elif "node" in metafunc.fixturenames:
-        metafunc.parametrize("node", nodes, ids=[node.name for node in nodes], scope="session")
+        metafunc.parametrize("node", nodes, ids=[node.name for node in nodes])
 
 
 def pytest_collection_modifyitems(config, items):
@@ -139,7 +139,10 @@ def host(node):
 def result(audit, node, control, record_property):
     """A control judged on a node. "Could not look" ends here, as an error: it is no failure, and never a skip."""
     report = audit.reports[node.name]
-    found = judge(control, report.snapshot or Snapshot({}), node.spec)
+    if report.snapshot is None:
+        found = unseen(control, audit.unreached[node.name])
+    else:
+        found = judge(control, report.snapshot, node.spec)
     report.results.append(found)
     record_property("host", node.name)
     record_property("control", control.id)
@@ -149,8 +152,7 @@ def result(audit, node, control, record_property):
         mark = " (inferred)" if control.references.inferred else ""
         record_property(catalogue, ", ".join(ids) + mark)
     if found.outcome is Outcome.ERROR:
-        reason = audit.unreached.get(node.name, found.verdict.actual)
-        pytest.fail(f"{node.name}: {control.id} {control.title}\n  {reason}", pytrace=False)
+        pytest.fail(f"{node.name}: {control.id} {control.title}\n  {found.verdict.actual}", pytrace=False)
     return found
 
 
