@@ -30,4 +30,5 @@ gpu_nodes = _fleet(
     },
     __file__,
     pins=_lab.pins.read(),
+    empty="has no hosts; boot one: gpuwright lab up",
 )

@@ -128,7 +128,7 @@ def pin(inventory: Path, only: tuple[str, ...], as_json: bool) -> None:
     Nothing is written when one of them cannot be resolved. Exit status: 0 the lock file is right, 1 it is not.
     """
     collected = _sound(inventory)
-    if collected.lock_file is None or collected.lock is None:
+    if collected.known is None or (lock_file := collected.known.file) is None:
         raise click.ClickException(f"{relative(collected.file)} gives its pins itself; there is no lock file to write")
     wanted: dict[tuple[pins.Section, str], NodeSpec] = {}
     for host, items in collected.wanted.items():
@@ -137,7 +137,7 @@ def pin(inventory: Path, only: tuple[str, ...], as_json: bool) -> None:
     if unknown := set(only) - {key for _, key in wanted}:
         named = ", ".join(sorted(key for _, key in wanted)) or "nothing"
         raise click.ClickException(f"{', '.join(sorted(unknown))}: not what this inventory pins; it pins {named}")
-    new = {section: dict(entries) for section, entries in collected.lock.model_dump(mode="json").items()}
+    new = {section: dict(entries) for section, entries in collected.known.lock.model_dump(mode="json").items()}
     lines: list[dict[str, Any]] = []
     failed: list[str] = []
     for (section, key), spec in wanted.items():
@@ -154,8 +154,8 @@ def pin(inventory: Path, only: tuple[str, ...], as_json: bool) -> None:
         new[section][key] = value
     changed = [line for line in lines if line["old"] != line["new"]]
     if changed and not failed:
-        pins.write(pins.Lock.model_validate(new), collected.lock_file)
-    name = relative(collected.lock_file)
+        pins.write(pins.Lock.model_validate(new), lock_file)
+    name = relative(lock_file)
     if as_json:
         click.echo(json.dumps({"lock": name, "written": bool(changed and not failed), "pins": lines, "failed": failed}))
     else:

@@ -68,8 +68,7 @@ class Collected:
     """What one inventory file describes; filled by its calls of `fleet`."""
 
     file: Path
-    lock: pins.Lock | None = None
-    lock_file: Path | None = None
+    known: pins.Pins | None = None
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
     specs: dict[str, NodeSpec] = field(default_factory=dict)
     wanted: dict[str, tuple[pins.Wanted, ...]] = field(default_factory=dict)
@@ -83,20 +82,24 @@ _loaded: dict[Path, Collected] = {}
 
 
 def fleet(
-    nodes: Mapping[str, Mapping[str, Any]], inventory: str, pins: Mapping[str, Any] | str | None = None
+    nodes: Mapping[str, Mapping[str, Any]],
+    inventory: str,
+    pins: Mapping[str, Any] | str | None = None,
+    empty: str = HOW_TO_ADD,
 ) -> list[Host]:
     """Hosts with JSON-plain data, for pyinfra.
 
     `nodes` maps a host's name to its settings: ``node`` (a file of nodes/), ``ssh_*`` (as pyinfra names them) and
     ``set`` (single settings by dotted path, over the node file's). `inventory` is the inventory's ``__file__``. `pins`
-    replaces inventory/pins.lock.yaml: another file's path, or its content.
+    replaces inventory/pins.lock.yaml: another file's path, or its content. `empty` is what to say when there are no
+    hosts.
 
     Faults of all hosts end the run with one report and exit status 1, before any connection.
     """
     file = Path(inventory).resolve()
     collected = _collecting if _collecting is not None else _loaded.setdefault(file, Collected(file))
     before = list(collected.faults)
-    _read(collected, nodes, pins)
+    _read(collected, nodes, pins, empty)
     if _collecting is None and collected.faults != before:
         # This file may go on to describe more hosts. Read it again to its end, so that one report has everything.
         del _loaded[file]
@@ -139,7 +142,9 @@ def _typed(text: str) -> NodeSpec:
     return load.typed(json.loads(text))
 
 
-def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | str | None) -> None:
+def _read(
+    collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | str | None, empty: str
+) -> None:
     name = relative(collected.file)
     positions = _positions(collected.file)
     if not isinstance(nodes, Mapping):
@@ -147,15 +152,14 @@ def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: M
         collected.faults.append(Fault(name, _call_line(collected.file), "", "", sentence))
         return
     if not nodes:
-        collected.faults.append(Fault(name, _call_line(collected.file), "", "", HOW_TO_ADD))
+        collected.faults.append(Fault(name, _call_line(collected.file), "", "", empty))
         return
     try:
-        lock = pins.read(given, collected.file)
+        known = pins.read(given, collected.file)
     except Refused as refused:
         collected.faults += refused.faults
         return
-    collected.lock = lock
-    collected.lock_file = pins.lock_file(given, collected.file)
+    collected.known = known
     for host, settings in nodes.items():
         place = _Place(name, host, positions)
         collected.faults += _host_faults(collected, place, settings)
@@ -170,7 +174,7 @@ def _read(collected: Collected, nodes: Mapping[str, Mapping[str, Any]], given: M
             continue
         overrides = {path: (value, place.mark(("set", path))) for path, value in wanted.items()}
         try:
-            loaded = load.load(file, collected.file, overrides, lock)
+            loaded = load.load(file, collected.file, overrides, known)
         except Refused as refused:
             collected.faults += refused.faults
             continue

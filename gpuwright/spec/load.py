@@ -31,7 +31,7 @@ class Loaded:
     wanted: tuple[pins.Wanted, ...]
 
 
-def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lock: pins.Lock) -> Loaded:
+def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], known: pins.Pins) -> Loaded:
     """Read, override, validate, pin and cross-check one node description.
 
     `overrides` maps dotted paths to a value and the mark of the inventory line that sets it. Raises Refused with all
@@ -40,10 +40,10 @@ def load(file: Path, inventory: Path, overrides: dict[str, tuple[Any, Mark]], lo
     source = document.load(file)
     for path, (value, mark) in overrides.items():
         _override(source, path, value, mark)
-    return validated(source, inventory, lock)
+    return validated(source, inventory, known)
 
 
-def validated(source: Document, inventory: Path, lock: pins.Lock) -> Loaded:
+def validated(source: Document, inventory: Path, known: pins.Pins) -> Loaded:
     """The typed description of a document. Raises Refused."""
     try:
         text = json.dumps(source.data, default=_path_as_text, allow_nan=False)
@@ -52,7 +52,7 @@ def validated(source: Document, inventory: Path, lock: pins.Lock) -> Loaded:
     except ValidationError as error:
         raise Refused(sentence.faults(error, source, NodeSpec)) from None
     wanted = tuple(pins.wanted(spec))
-    spec, unpinned = pins.fill(spec, lock, source, relative(inventory))
+    spec, unpinned = pins.fill(spec, known, source, relative(inventory))
     found = [*rules.check(spec, source), *unpinned]
     if not all(fault.unfinished for fault in found):
         raise Refused(found)

@@ -48,6 +48,14 @@ class Lock(Strict):
 
 
 @dataclass(frozen=True)
+class Pins:
+    """A lock and the file it came from; None where the inventory gives its pins itself."""
+
+    lock: Lock
+    file: Path | None
+
+
+@dataclass(frozen=True)
 class Wanted:
     """Something that a node file names by a name that can move: where it stands, and its key in the lock."""
 
@@ -56,22 +64,16 @@ class Wanted:
     key: str
 
 
-def lock_file(given: Mapping[str, Any] | str | None, inventory: Path) -> Path | None:
-    """Where an inventory's pins lie; None where it gives them itself."""
-    return None if isinstance(given, Mapping) else inventory.parent / (given or LOCK_FILE)
-
-
-def read(given: Mapping[str, Any] | str | None, inventory: Path) -> Lock:
-    """The lock: what an inventory gives, or the file beside it; no file there pins nothing. Raises Refused."""
-    file = lock_file(given, inventory)
-    if file is None:
-        source = Document(relative(inventory), dict(given or {}))  # type: ignore[arg-type]  # a file of None is a mapping
-    elif not file.exists() and given is None:
-        return Lock()
+def read(given: Mapping[str, Any] | str | None, inventory: Path) -> Pins:
+    """What an inventory gives, or the file beside it; no file there pins nothing. Raises Refused."""
+    file = None
+    if isinstance(given, Mapping):
+        source = Document(relative(inventory), dict(given))
     else:
-        source = document.load(file)
+        file = inventory.parent / (given or LOCK_FILE)
+        source = document.load(file) if given or file.exists() else Document(relative(file), {})
     try:
-        return Lock.model_validate(source.data)
+        return Pins(Lock.model_validate(source.data), file)
     except ValidationError as error:
         raise Refused(sentence.faults(error, source, Lock)) from None
 
@@ -110,15 +112,18 @@ def wanted(spec: NodeSpec) -> Iterator[Wanted]:
             yield Wanted(("gateway", "caddy"), "caddy", f"{caddy.version}/{architecture}")
 
 
-def fill(spec: NodeSpec, lock: Lock, source: Document, inventory: str) -> tuple[NodeSpec, list[Fault]]:
+def fill(spec: NodeSpec, known: Pins, source: Document, inventory: str) -> tuple[NodeSpec, list[Fault]]:
     """The description with what the lock knows, and a fault for everything it does not know yet."""
     missing: list[Fault] = []
     for item in wanted(spec):
-        found = getattr(lock, item.section).get(item.key)
+        found = getattr(known.lock, item.section).get(item.key)
         if found is None:
             mark = source.mark(item.path)
-            command = f"is not pinned; run: gpuwright pin {inventory} --only {item.key}"
-            missing.append(Fault(mark.file, mark.line, dotted(item.path), item.key, command, unfinished=True))
+            remedy = f"run: gpuwright pin {inventory} --only {item.key}"
+            if known.file is None:
+                remedy = f"{inventory} gives its pins itself and misses this one"
+            words = f"is not pinned; {remedy}"
+            missing.append(Fault(mark.file, mark.line, dotted(item.path), item.key, words, unfinished=True))
         elif isinstance(found, CaddyPin):
             spec = _replace(spec, item.path, {"url": found.url, "sha256": found.sha256})
         elif item.section == "images":
