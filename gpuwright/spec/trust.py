@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import socket
 import tempfile
@@ -44,6 +45,8 @@ class HostKey:
 
 def scan(host: str, port: int) -> list[HostKey]:
     """Every kind of key a host shows. Raises CannotLook."""
+    # a kind of key that a host lacks is no news, and paramiko would log it with a traceback
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
     name = host if port == 22 else f"[{host}]:{port}"
     found: dict[str, HostKey] = {}
     for kind in KEY_TYPES:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpuwright.spec import compatibility
 from gpuwright.spec.document import Document
 from gpuwright.spec.fault import Fault, dotted, shown
 from gpuwright.spec.node import NodeSpec
-from gpuwright.spec.rules import containers, engines, gateway, hardware, models
+from gpuwright.spec.rules import compatibility, containers, engines, gateway, hardware, models
 from gpuwright.spec.rules.found import Found
 
 RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (

@@ -134,9 +134,7 @@ def files_on_the_controller_exist(spec: NodeSpec) -> Iterator[Found]:
             wanted.append((("containers", "registries", index, "ca"), registry.ca))
     for path, file in wanted:
         if file is not None and not Path(file).is_file():
-            sentence = (
-                f"is no file on this controller: {file}; put it there (relative paths start at the inventory's folder)"
-            )
+            sentence = "is no file on this controller; put it there (relative paths start at the inventory's folder)"
             yield Found(path, sentence, unfinished=True)
 
 
