@@ -67,7 +67,7 @@ class Validate:
 _WRITE = r"""
 set -eu
 umask 077
-role=$1
+role=$1 into=$2
 mkdir -p /var/lib/gpuwright/stage /var/lib/gpuwright/owned
 exec 9>/var/lib/gpuwright/lock
 flock -w 120 9 || { echo "gpuwright: another run has been writing to this node for two minutes; wait for it, or end it" >&2; exit 75; }
@@ -116,13 +116,14 @@ if ! cmp -s "$stage/record" "$record"; then
   mv -fT "$record.new" "$record"
 fi
 
-while IFS='	' read -r mode user group path; do
+while IFS='	' read -r mode user group source; do
+  path=$into$source
   directory=${path%/*}
   (umask 022; mkdir -p "$directory")
   # A leading dot and this ending match no drop-in glob; what a killed run left is swept here.
   rm -f "$directory"/.gpuwright.*.tmp
   temporary="$directory/.gpuwright.$$.tmp"
-  cp "$stage/root$path" "$temporary"
+  cp "$stage/root$source" "$temporary"
   chown "$user:$group" "$temporary"
   chmod "$mode" "$temporary"
   sync "$temporary"
@@ -147,9 +148,11 @@ def write(
     change: Sequence[File] | None = None,
     validate: Sequence[Validate] = (),
     claims: Sequence[Owned] = (),
+    into: str = "",
 ) -> StringCommand:
     """The command that stages `files`, validates them and renames those in `change` (all by default) into place.
 
+    `into` is a directory below which the set is put instead, for somebody on the node who puts it in place later.
     Contents travel on standard input. Raises OperationError when our own lint refuses a unit.
     """
     faults = [
@@ -188,6 +191,7 @@ def write(
         shlex.quote(_WRITE),
         "gpuwright-write",
         shlex.quote(role),
+        shlex.quote(into),
         _stdin=base64.encodebytes(archive.getvalue()).decode(),
     )
 

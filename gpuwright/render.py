@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ _environment = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=False,
 )
+_environment.filters["shell"] = shlex.quote
 
 
-def template(name: str, **values: Any) -> bytes:
+def template(name: str, /, **values: Any) -> bytes:
     """Render ``templates/<name>`` (as in ``engine/etc/systemd/system/engine.service.j2``).
 
     Raises jinja2.UndefinedError for a missing value, jinja2.TemplateNotFound for a missing file.

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from gpuwright.spec.base import Image, Name, Port, Seconds, Size, Strict
 
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvironmentValue = Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]
+
 
 class VllmSettings(Strict):
     """vLLM's flags, each with its reason. Names are the flags' own, with underscores."""
@@ -72,6 +75,11 @@ class Readiness(Strict):
         default=300, description="how long pre-flight waits for passing conditions (GPUs held, RAM)"
     )
     tool_call: bool = Field(default=True, description="a structured tool call gates a release; restarts only report it")
+    tool_choice: Literal["auto", "required"] | None = Field(
+        default=None,
+        description="None: auto where the engine has a tool call parser, because required is enforced by guided decoding "
+        "and never meets the parser",
+    )
     completion_tokens: int = Field(default=8, ge=1)
 
 
@@ -100,12 +108,20 @@ class Engine(Strict):
         description="what the image holds, for the compatibility table; the engine's own is read from a tag like v0.31.0",
     )
     settings: Annotated[VllmSettings | SglangSettings, Field(discriminator="kind")]
-    environment: dict[str, str] = Field(default_factory=dict, description="container environment; never secrets")
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(
+        default_factory=dict, description="container environment; never secrets"
+    )
     shm_size: Size = Field(default=16 * 1024**3, description="instead of --ipc=host (security.md 2.4)")
     memory: Size | None = Field(default=None, description="container memory limit; none by default")
     tmp_size: Size = Field(default=8 * 1024**3, description="executable tmpfs on /tmp: JIT compilers load from it")
     pids_limit: int = 8192
     min_free_memory: Size | None = Field(default=None, description="MemAvailable before a start (seed 1: 77 GiB floor)")
+    max_gpu_temperature: int | None = Field(
+        default=None, gt=0, description="°C of the engine's GPUs before a start; waited for (seed 1: heat stopped runs)"
+    )
+    drain: Seconds = Field(
+        default=60, description="how long requests in flight may go on after the gateway was told to send no more"
+    )
     stop_timeout: Seconds = Field(default=120, description="docker stop -t; seed 1 saw an engine need more than 60 s")
     after: tuple[Name, ...] = Field(
         default=(), description="engines that must be ready first: sequential loading (seed 1)"

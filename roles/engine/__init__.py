@@ -1,0 +1,114 @@
+"""Role `engine`: one systemd unit, one container, one bridge network and one loopback port per engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyinfra.api import deploy
+
+from gpuwright import atomic, ownership, packages, render
+from gpuwright.ownership import Owned
+from roles.engine import container, operations
+from roles.engine.spec import Engine, EngineSpec
+from roles.models.spec import ModelsSpec
+
+if TYPE_CHECKING:  # the node's description is composed of the roles' own parts, so it imports this package
+    from gpuwright.spec.node import Hardware
+
+SCRIPTS = (
+    "engine-await",
+    "engine-common",
+    "engine-evidence",
+    "engine-gate",
+    "engine-prestart",
+    "engine-replace",
+    "engine-run",
+    "engine-stop",
+    "image-fetch",
+)
+
+
+@deploy("Engine")
+def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
+    """Make the node's engines what `spec` says, and leave alone what serves as it should.
+
+    Evidence is nobody's to remove: an engine that is retired leaves its folder in /var/lib/gpuwright/evidence.
+    """
+    engines = [wanted(name, one, spec, models) for name, one in spec.engines.items()]
+    scripts = [
+        atomic.File(f"{operations.SCRIPTS}/{name}", render.static(f"engine{operations.SCRIPTS}/{name}"), mode="0755")
+        for name in SCRIPTS
+    ]
+    jobs = [image_job(name, one, numa_nodes(models, hardware)) for name, one in spec.engines.items()]
+    owned = [file.owned for file in [*scripts, *jobs]]
+    for one in engines:
+        owned += [*(file.owned for file in one.files), *one.claims]
+
+    # First, so that GPUs and ports are free for those that stay.
+    ownership.retire("engine", keep=owned)
+    packages.installed(name="Install what engine scripts use: curl, jq", packages=["curl", "jq"])
+    atomic.files(name="Write the engine scripts and image jobs", role="engine", files=[*scripts, *jobs])
+    operations.images(name=f"Fetch images of engines {', '.join(spec.engines)}", engines=engines)
+    operations.start(name="Start engines that are down", engines=engines, wait_for_weights=models.wait)
+    operations.replace(name="Replace serving engines", engines=engines, _serial=True)
+
+
+def numa_nodes(models: ModelsSpec, hardware: Hardware) -> str | None:
+    """Where I/O jobs of a machine with HBM nodes keep their page cache. Engines themselves are never bound there: a
+    container confined to the CPU nodes fails CUDA initialisation with error 802 (seed 2)."""
+    if models.numa_nodes is None and hardware.hbm_numa_nodes:
+        return ",".join(str(node) for node in hardware.cpu_numa_nodes)
+    return models.numa_nodes
+
+
+def model_directory(name: str, models: ModelsSpec) -> str:
+    """Where the weights of a model lie. Raises ValueError when it has no commit."""
+    model = models.items[name]
+    if model.commit is None:
+        raise ValueError(f"model {name} has no commit; run: gpuwright pin")
+    return f"{models.store}/{model.repo}/{model.commit}"
+
+
+def image_job(name: str, one: Engine, nodes: str | None) -> atomic.File:
+    """The unit that fetches the image of engine `name`."""
+    text = render.template("engine/etc/systemd/system/image.service.j2", name=name, engine=one, numa_nodes=nodes)
+    return atomic.File(f"/etc/systemd/system/gpuwright-image-{name}.service", text)
+
+
+def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec) -> operations.Wanted:
+    """Engine `name` as it must be on the node: its files and everything else that is owned with it."""
+    directory = model_directory(one.model, models)
+    config = container.configuration(name, one, directory)
+    conf = render.template(
+        "engine/etc/gpuwright/engines/engine.conf.j2",
+        name=name,
+        engine=one,
+        spec=spec,
+        config=config,
+        model_directory=directory,
+        cache=container.cache_directory(name, one),
+        container=container.docker_arguments(name, one, directory),
+        command=container.command_line(one),
+        tool_choice=container.tool_choice(one),
+    )
+    unit = render.template(
+        "engine/etc/systemd/system/engine.service.j2", name=name, engine=one, model_directory=directory
+    )
+    return operations.Wanted(
+        name=name,
+        repository=one.image.repository,
+        digest=one.image.digest or "",
+        config=config,
+        manifest=f"{directory}.manifest.json",
+        files=(
+            atomic.File(f"/etc/gpuwright/engines/{name}.conf", conf),
+            atomic.File(f"/etc/systemd/system/gpuwright-engine-{name}.service", unit),
+        ),
+        claims=(
+            Owned("container", f"gpuwright-{name}"),
+            Owned("network", f"gpuwright-{name}"),
+            Owned("directory", f"/var/lib/gpuwright/cache/{name}"),
+            Owned("directory", f"/var/lib/gpuwright/engines/{name}"),
+            Owned("directory", f"/run/gpuwright/engines/{name}"),
+        ),
+    )

@@ -1,0 +1,226 @@
+"""What the engine role can change: fetch images, start what is down, replace what serves."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api.command import PyinfraCommand
+from pyinfra.connectors.util import CommandOutput
+from pyinfra.context import ctx_host
+
+from gpuwright import atomic, snapshot
+from gpuwright.ownership import Owned
+from roles.engine.facts import ENGINES, IMAGES, EngineState, image_present
+
+SCRIPTS = "/usr/local/lib/gpuwright"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One engine as it must be. `config` is what its container's label ``gpuwright.config`` must say."""
+
+    name: str
+    repository: str
+    digest: str
+    config: str
+    manifest: str
+    files: tuple[atomic.File, ...]
+    claims: tuple[Owned, ...]
+
+    @property
+    def unit(self) -> str:
+        """The engine's unit."""
+        return f"gpuwright-engine-{self.name}.service"
+
+    @property
+    def image_unit(self) -> str:
+        """The job that fetches its image."""
+        return f"gpuwright-image-{self.name}.service"
+
+
+class Watched(StringCommand):
+    """A command whose output is shown while it runs: engines take minutes, and silence looks like a hang (seed 2)."""
+
+    def execute(self, state: Any, host: Any, connector_arguments: Any) -> tuple[bool, CommandOutput]:
+        """As StringCommand's, but printing. The output is not handed on: it was shown already."""
+        connector_arguments.update(self.connector_arguments)
+        status, _ = host.run_shell_command(
+            self, print_output=True, print_input=state.print_input, **connector_arguments
+        )
+        return status, CommandOutput([])
+
+
+def _script(lines: Sequence[str]) -> str:
+    return shlex.quote("\n".join(lines))
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@operation()
+def images(engines: Sequence[Wanted]) -> Generator[PyinfraCommand, None, None]:
+    """Run the image jobs of engines whose image is not on the node; their progress is shown.
+
+    + engines: all engines of the node
+    """
+    host = ctx_host.get()
+    try:
+        found = snapshot.read(host).read(IMAGES)
+    except snapshot.CouldNotLook:
+        found = frozenset()
+    missing = [engine for engine in engines if not image_present(found, engine.repository, engine.digest)]
+    if not missing:
+        host.noop(f"the images of {len(engines)} engines are on the node")
+        return
+    snapshot.forget(host)
+    units = shlex.join(engine.image_unit for engine in missing)
+    follow = " ".join(f"--unit={shlex.quote(engine.image_unit)}" for engine in missing)
+    yield Watched(
+        "sh",
+        "-c",
+        _script(
+            [
+                "systemctl daemon-reload",
+                f"journalctl --quiet --follow --lines=0 --output=cat {follow} & follower=$!",
+                f"systemctl start {units}; status=$?",
+                "sleep 1; kill $follower",
+                f'[ $status = 0 ] || echo "an image is missing: systemctl status {units}"',
+                "exit $status",
+            ]
+        ),
+    )
+
+
+# --- activation ---------------------------------------------------------------------------------------------------------
+
+
+def _states(host: Any) -> dict[str, EngineState]:
+    try:
+        return snapshot.read(host).read(ENGINES)
+    except snapshot.CouldNotLook:
+        return {}
+
+
+def _to_replace(states: dict[str, EngineState], engines: Sequence[Wanted]) -> list[Wanted]:
+    """Engines that serve with another configuration. What runs is asked, not what is on disk: a run killed between a
+    change and its restart is healed by the next one."""
+    return [e for e in engines if e.name in states and states[e.name].serving and states[e.name].config != e.config]
+
+
+def _is_up(state: EngineState | None, engine: Wanted) -> bool:
+    return state is not None and state.serving and state.config == engine.config
+
+
+@operation()
+def start(engines: Sequence[Wanted], wait_for_weights: bool) -> Generator[PyinfraCommand, None, None]:
+    """Write the files of all engines that do not serve with another configuration, start those that are down, and wait
+    until each is ready; progress at least every 15 seconds.
+
+    + engines: all engines of the node, in the order of their node file
+    + wait_for_weights: false leaves an engine whose weights are not complete to the node, which starts it later
+
+    A serving engine with another configuration is left alone, on disk too: that is `replace`'s work.
+    """
+    host = ctx_host.get()
+    states = _states(host)
+    later = _to_replace(states, engines)
+    mine = [engine for engine in engines if engine not in later]
+    files = [file for engine in mine for file in engine.files]
+    wrong, unrecorded = atomic.pending(host, files, [claim for engine in mine for claim in engine.claims])
+    down = [engine for engine in mine if not _is_up(states.get(engine.name), engine)]
+    if not wrong and not unrecorded and not down:
+        host.noop(f"{len(mine)} engines serve with what they should")
+        return
+    snapshot.forget(host)
+    if wrong or unrecorded:
+        yield atomic.write("engine", files, wrong, claims=[claim for engine in mine for claim in engine.claims])
+    wrong_paths = {file.path for file in wrong}
+    lines = ["systemctl daemon-reload || exit 1", "set --"]
+    for engine in down:
+        state = states.get(engine.name, EngineState(engine.name))
+        unit = shlex.quote(engine.unit)
+        lines.append(f"systemctl enable --quiet {unit} || exit 1")
+        coming_up = state.active == "activating" and state.sub != "auto-restart" and state.config == engine.config
+        if coming_up and not wrong_paths & {file.path for file in engine.files}:
+            lines.append(f'set -- "$@" {engine.name}')
+            continue
+        if state.active != "inactive":
+            lines.append(f"systemctl stop {unit}")
+        # A deploy's own start never counts against the start limit (DESIGN section 3).
+        lines.append(f"systemctl reset-failed {unit} 2>/dev/null; systemctl start --no-block {unit} || exit 1")
+        awaited = f'set -- "$@" {engine.name}'
+        if wait_for_weights:
+            lines.append(awaited)
+        else:
+            lines.append(
+                f"if [ -e {shlex.quote(engine.manifest)} ]; then {awaited}; else echo "
+                f'"{engine.name}: starts when its weights are complete; this run does not wait (models.wait)"; fi'
+            )
+    lines.append(f'[ $# = 0 ] || exec {SCRIPTS}/engine-await "$@"')
+    yield Watched("bash", "-c", _script(lines), "engine-start")
+
+
+# Once one replacement of this run failed, no further serving engine is touched. One process is one run, and pyinfra alone
+# would go on with the next host.
+_failed: list[str] = []
+
+
+def _refuse_after_failure(state: Any, host: Any, name: str) -> bool:
+    if _failed:
+        host.log_styled(
+            f"engine {name} is not replaced and goes on serving: {_failed[0]} failed in this run; "
+            "put that right, then run the deploy again",
+            fg="red",
+            log_func=logger.error,
+        )
+        return False
+    return True
+
+
+class Replacement(Watched):
+    """The replacement of one engine; remembers for the whole run that it failed."""
+
+    def __init__(self, what: str, *bits: str) -> None:
+        super().__init__(*bits)
+        self.what = what
+
+    def execute(self, state: Any, host: Any, connector_arguments: Any) -> tuple[bool, CommandOutput]:
+        """As Watched's. A connection lost on the way counts as a failure."""
+        status = False
+        try:
+            status, output = super().execute(state, host, connector_arguments)
+        finally:
+            if not status:
+                _failed.append(self.what)
+        return status, output
+
+
+@operation()
+def replace(engines: Sequence[Wanted]) -> Generator[PyinfraCommand, None, None]:
+    """Give serving engines their new configuration: stage, drain, swap, restart, wait until ready; and put the previous one
+    back when the new one does not become ready. Call it with ``_serial=True``.
+
+    + engines: all engines of the node
+
+    Nothing of a serving engine changes on disk before its turn. After the first failure of a run every further engine of
+    every further host is refused.
+    """
+    host = ctx_host.get()
+    turn = _to_replace(_states(host), engines)
+    if not turn:
+        host.noop("no serving engine has another configuration than it should")
+        return
+    snapshot.forget(host)
+    for engine in turn:
+        yield FunctionCommand(_refuse_after_failure, (engine.name,), {})
+        yield atomic.write(
+            "engine", engine.files, claims=engine.claims, into=f"/var/lib/gpuwright/engines/{engine.name}/next"
+        )
+        yield Replacement(
+            f"the replacement of engine {engine.name} on {host.name}", f"{SCRIPTS}/engine-replace", engine.name
+        )
