@@ -42,7 +42,7 @@ RECIPES = {
         title="simulated engine of the gpuwright lab; a stand-in, it computes nothing",
         packages=("base-files", "dash", "coreutils", "python3"),
         entrypoint=("/usr/bin/python3", "-u", "/opt/sim/server.py"),
-        environment={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
+        environment={"PATH": "/opt/sim:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
     ),
 }
 
