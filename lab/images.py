@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,6 +45,14 @@ RECIPES = {
         entrypoint=("/usr/bin/python3", "-u", "/opt/sim/server.py"),
         environment={"PATH": "/opt/sim:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
     ),
+    "vllm": Recipe(
+        title="real vLLM 0.32.0 on a CPU, packaged by the gpuwright lab; for the lab only",
+        # util-linux: vLLM asks lscpu which cores it may use.
+        packages=("base-files", "dash", "coreutils", "python3", "util-linux", "libgomp1", "libnuma1"),
+        entrypoint=("/opt/vllm/vllm",),
+        environment={"PATH": "/opt/vllm:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
+        requirements="requirements.lock",
+    ),
 }
 
 
@@ -71,6 +80,8 @@ def build(name: str) -> Image:
     recipe, folder = RECIPES[name], CACHE / "images" / name
     with locked(folder / "lock"):
         layers = [_system(name, recipe, segment)]
+        if recipe.requirements:
+            layers.append(_python(name, recipe.requirements, layers[0]))
         layers.append(oci.layer(_ENGINES / name, folder / "own.tar", inside=f"opt/{name}"))
         config, manifest = oci.image(
             folder,
@@ -138,14 +149,65 @@ def _unpack(recipe: Recipe, segment: Segment, root: Path) -> None:
     (root / "tmp").chmod(0o1777)
     if not (root / "bin/sh").exists():
         (root / "bin/sh").symlink_to("dash")
-    # Byte code that does not depend on a file's date, and is there although the container's disk is read-only.
-    compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "/usr/lib/python3.11"]
+    _compile(root, "usr/lib/python3.11")
+
+
+def _compile(root: Path, directory: str) -> None:
+    """Byte code that does not depend on a file's date, and is there although the container's disk is read-only."""
+    compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", f"/{directory}"]
     run(
         ["chroot", str(root), *compile_all],
         check=False,
-        timeout=300,
+        timeout=900,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONHASHSEED": "0"},
     )
+
+
+def _python(name: str, requirements: str, system: Blob) -> Blob:
+    """The layer with the locked Python packages, where the release's own Python looks for them."""
+    machine = run(["dpkg", "--print-architecture"]).stdout.strip()
+    if machine != "amd64":
+        raise LabError(f"image {name} is locked to packages for amd64, and this machine is {machine}")
+    lock = _ENGINES / name / requirements
+    key = hashlib.sha256(json.dumps([_VERSION, _RELEASE, _SUPERFLUOUS]).encode() + lock.read_bytes()).hexdigest()[:12]
+
+    def make(root: Path) -> None:
+        # Installed into an unpacked system, whose own Python then compiles it.
+        whole = root.with_name("whole")
+        whole.mkdir()
+        run(["tar", "-xf", str(system.path), "-C", str(whole)], timeout=300)
+        _install(lock, whole / _PACKAGES)
+        _compile(whole, _PACKAGES)
+        (root / _PACKAGES).parent.mkdir(parents=True)
+        (whole / _PACKAGES).rename(root / _PACKAGES)
+
+    return _cached(name, f"python-{key}", make)
+
+
+_PACKAGES = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
+# Headers for compiling extensions, and tests: a fifth of torch, and no compiler in the image.
+_SUPERFLUOUS = ("torch/include", "torch/share", "torch/test", "torch/bin", "bin")
+
+
+def _install(lock: Path, target: Path) -> None:
+    # Whatever Python runs the lab, the wheels are those of the image's.
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    wheels = ["--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=abi3", "--abi=none"]
+    wheels += [f"--platform={one}" for one in platforms]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    pip += ["--no-compile", "--disable-pip-version-check", "--no-warn-conflicts", "--root-user-action=ignore"]
+    try:
+        run([*pip, *wheels, f"--target={target}", f"--requirement={lock}"], timeout=900)
+    except LabError as error:
+        if "torch==" not in str(error):
+            raise
+        raise LabError(
+            "pip finds no CPU wheel of torch, which the image of real vLLM needs and the plain package index does not have; "
+            f"set PIP_FIND_LINKS to a place that has the version in {lock.relative_to(_ENGINES.parent.parent)}"
+        ) from None
+    for name in _SUPERFLUOUS:
+        shutil.rmtree(target / name, ignore_errors=True)
 
 
 def _cached(name: str, key: str, make: Callable[[Path], None]) -> Blob:
