@@ -50,14 +50,13 @@ def recipe(release: str) -> str:
 
 
 def image(release: str, segment: Segment) -> Path:
-    """The root directory of a release's image, built if it is not cached (under 90 s). Raises LabError for an unknown release."""
+    """The root directory of a release's image, built if it is not cached (about half a minute). Raises LabError for an unknown release."""
     if release not in RELEASES:
         raise LabError(f"release {release!r} is not one the lab knows; allowed: {', '.join(RELEASES)}")
     target = CACHE / "blank" / f"{release}-{recipe(release)}"
     with locked(CACHE / "blank" / f"{release}.lock"):
         if not target.is_dir():
-            for old in target.parent.glob(f"*{release}-*"):
-                shutil.rmtree(old)
+            # Images of former recipes stay: a host of another lab may have one below its disk.
             with step(f"Building the blank {release} image (once)"):
                 build(release, segment, target)
     return target

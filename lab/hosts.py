@@ -1,6 +1,6 @@
 """Lab hosts: systemd-nspawn containers with a disk, a network card and a life of their own (DESIGN section 6).
 
-A host is a directory: ``host.json`` what it is, ``root/`` its disk, ``console`` what it printed, ``cgroup`` where its
+A host is a directory: ``host.json`` what it is, ``upper/`` what its disk has over the image, ``console`` what it printed, ``cgroup`` where its
 processes are. What runs is read from the kernel, never from a record, so that a killed run leaves nothing unknown.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from lab.progress import step
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _OCTETS = range(11, 200)
 _BOOT_LIMIT = 60.0  # seconds; a boot takes two or three
+# Going down may take systemd's whole stop timeout twice: units, then containers that live-restore left behind.
+_DOWN_LIMIT = 240.0
+_DISK = ("upper", "work", "root", "docker", "containerd")
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,8 @@ class Host:
 
     @property
     def running(self) -> bool:
-        """Whether it has processes and somebody who boots it again."""
-        cgroup = self._cgroup()
-        return _populated(cgroup / "watch") and _populated(cgroup / "machine")
+        """Whether its power supply is on: it is up, booting or rebooting, and comes back by itself."""
+        return _populated(self._cgroup() / "watch")
 
     def ssh_argv(self, *options: str) -> list[str]:
         """The ssh command line that reaches it, host key checked."""
@@ -113,7 +116,7 @@ class Host:
 
     def reset(self) -> None:
         """Make it blank again: everything on its disk is gone, name, address and host key stay. Seconds."""
-        with step(f"Resetting {self.name}"):
+        with step(f"Resetting {self.name}"), self._alone():
             self.power_off()
             self._install()
             self._switch_on()
@@ -121,9 +124,14 @@ class Host:
 
     def destroy(self) -> None:
         """Take it away for good."""
-        self.power_off()
-        _remove(self.directory)
-        _record_host_keys()
+        with self._alone():
+            self.power_off()
+            gone = self.directory.with_name(f".gone-{uuid.uuid4().hex}")
+            with locked(state() / "lock"):
+                (self.directory / "host.json").unlink()
+                self.directory.rename(gone)
+                _record_host_keys()
+            _remove(gone)
 
     def power_off(self) -> None:
         """End all its processes at once and unplug it. Nothing happens when it is off."""
@@ -151,19 +159,23 @@ class Host:
             f"{self.name} did not boot within {_BOOT_LIMIT:.0f} s: {' | '.join(words) or 'nothing on its console'}"
         )
 
-    def _install(self) -> None:
-        """Put a blank system on its disk."""
-        image = blank.image(self.release, self.segment)
-        root = self.directory / "root"
-        _remove(root)
-        draft = self.directory / "root.new"
-        _remove(draft)
-        run(["cp", "-a", "--reflink=auto", str(image), str(draft)], timeout=300)
-        self._personalise(draft)
-        draft.rename(root)
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keeps two runs from changing one host at the same time."""
+        return locked(state() / "locks" / self.name)
 
-    def _personalise(self, root: Path) -> None:
+    def _install(self) -> None:
+        """Give it a blank disk: a shared image below, and on top what makes this host this one."""
+        image = blank.image(self.release, self.segment)
+        (self.directory / "image").unlink(missing_ok=True)
+        for name in _DISK:
+            _remove(self.directory / name)
+            (self.directory / name).mkdir()
+        self._personalise(self.directory / "upper", image)
+        (self.directory / "image").write_text(f"{image}\n")
+
+    def _personalise(self, top: Path, image: Path) -> None:
         archive = mirror()
+        shutil.copystat(image, top)
         files = {
             "etc/hostname": f"{self.name}\n",
             "etc/machine-id": f"{uuid.uuid4().hex}\n",
@@ -183,18 +195,21 @@ class Host:
             "etc/ssh/ssh_host_ed25519_key.pub": _public_key(self.directory / "host_key"),
         }
         for name, content in files.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
+            path = top / name
+            _folders(top, image, Path(name).parent)
             path.write_text(content)
             path.chmod(0o600 if name.endswith(("_key", "authorized_keys")) else 0o644)
-        (root / "root/.ssh").chmod(0o700)
+        (top / "root/.ssh").chmod(0o700)
 
     def _switch_on(self) -> None:
         (self.directory / "power-cycle").unlink(missing_ok=True)
         (self.directory / "cgroup").unlink(missing_ok=True)
-        on, script = self.segment, Path(__file__).with_name("power.sh")
-        argv = ["sh", str(script), str(self.directory), self.name, self.namespace]
+        on = self.segment
+        # Copies: a running shell reads its script on and on, and the next boot must not meet another version of it.
+        for script in ("power.sh", "machine.sh"):
+            _remove(self.directory / script)
+            shutil.copy(Path(__file__).with_name(script), self.directory / script)
+        argv = ["sh", str(self.directory / "power.sh"), str(self.directory), self.name, self.namespace]
         argv += [on.bridge, on.veth(self.octet), on.mac(self.octet)]
         if tools.systemd_is_init():
             # systemd owns the cgroup tree there: it must be the one who hands us a branch of it.
@@ -223,7 +238,7 @@ class Host:
                     cwd="/",
                 )
         deadline = time.monotonic() + 10
-        while not self.running:
+        while not self._init():
             if time.monotonic() > deadline:
                 raise LabError(
                     f"{self.name} could not be switched on; see {self.directory}/power.log and {self.directory}/console"
@@ -235,18 +250,17 @@ class Host:
             raise LabError(f"{self.name} is off; switch it on with: gpuwright lab up --names {self.name}")
         before = self._init()
         act()
-        deadline = time.monotonic() + _BOOT_LIMIT
-        while not self.running or self._init() == before:
+        deadline = time.monotonic() + _DOWN_LIMIT
+        while self._init() in (0, before):
+            if not self.running:
+                raise LabError(f"{self.name} went off and stayed off; see {self.directory}/console")
             if time.monotonic() > deadline:
-                raise LabError(f"{self.name} did not go down within {_BOOT_LIMIT:.0f} s")
+                raise LabError(f"{self.name} did not go down and come up within {_DOWN_LIMIT:.0f} s")
             time.sleep(0.05)
         self.wait()
 
     def _cgroup(self) -> Path:
-        try:
-            return Path((self.directory / "cgroup").read_text().strip())
-        except FileNotFoundError:
-            return self.directory / "no-cgroup"
+        return _cgroup_of(self.directory)
 
     def _init(self) -> int:
         """Pid of its systemd on this machine, 0 while there is none."""
@@ -280,18 +294,15 @@ def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) ->
         registry.start(segment)
         sweep(segment)
         hosts = [_known_or_new(name, release, segment) for name in names]
-        starting: list[Host] = []
-        for host in hosts:
-            if host.running and not blank:
-                continue
-            with step(f"Booting {host.name} ({host.release}, {host.address})"):
-                host.power_off()
-                if blank or not (host.directory / "root").is_dir():
-                    host._install()
-                host._switch_on()
-            starting.append(host)
         _record_host_keys()
-    for host in starting:
+    off = [host for host in hosts if blank or not host.running]
+    for host in off:
+        with step(f"Booting {host.name} ({host.release}, {host.address})"), host._alone():
+            host.power_off()
+            if blank or not (host.directory / "image").exists():
+                host._install()
+            host._switch_on()
+    for host in hosts:
         host.wait()
     return hosts
 
@@ -322,10 +333,10 @@ def down() -> list[str]:
     segment = network.recorded()
     if segment is None:
         return []
+    hosts = known()
+    for host in hosts:
+        host.destroy()
     with locked(state() / "lock"):
-        hosts = known()
-        for host in hosts:
-            host.destroy()
         sweep(segment)
         for directory in (state() / "services").glob("*"):
             service.stop(directory)
@@ -338,14 +349,11 @@ def sweep(segment: Segment) -> None:
     hosts = {host.name: host for host in known()}
     for directory in (state() / "hosts").glob("*"):
         if directory.name not in hosts:
-            _kill(
-                Path((directory / "cgroup").read_text().strip())
-                if (directory / "cgroup").exists()
-                else directory / "none"
-            )
+            _kill(_cgroup_of(directory))
             _remove(directory)
     for host in hosts.values():
-        if not host.running:
+        # Processes that nobody would boot again. A host between two boots has its power supply, and is left alone.
+        if not host.running and _populated(host._cgroup()):
             host.power_off()
     branch = _cgroup_root() / f"gpuwright-lab{segment.number or ''}"
     for cgroup in branch.glob("*/"):
@@ -385,6 +393,15 @@ def _key(path: Path, comment: str) -> None:
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
 
 
+def _folders(top: Path, image: Path, folder: Path) -> None:
+    """Make a folder on the upper layer. There it hides the image's, so it needs the same mode and owner."""
+    if folder != Path() and not (top / folder).is_dir():
+        _folders(top, image, folder.parent)
+        (top / folder).mkdir()
+        if (image / folder).is_dir():
+            shutil.copystat(image / folder, top / folder)
+
+
 def _public_key(path: Path) -> str:
     return path.with_suffix(".pub").read_text()
 
@@ -405,6 +422,13 @@ def _cgroup_root() -> Path:
     raise LabError(
         "no cgroup2 file system is mounted on this machine, and the lab's hosts need one: mount -t cgroup2 none /mnt"
     )
+
+
+def _cgroup_of(directory: Path) -> Path:
+    try:
+        return Path((directory / "cgroup").read_text().strip())
+    except FileNotFoundError:
+        return directory / "has-never-been-on"
 
 
 def _populated(cgroup: Path) -> bool:
@@ -432,7 +456,5 @@ def _kill(cgroup: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
+    # Another run may be removing it, too; nothing is mounted below, and if it were it should stay.
+    run(["rm", "-rf", "--one-file-system", str(path)], timeout=300)
