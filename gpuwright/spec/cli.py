@@ -116,6 +116,16 @@ def _print(collected: fleet.Collected) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     hosts = len(rows)
     click.echo(f"{hosts} host{'s' if hosts != 1 else ''} described without a fault; no host was contacted.")
+    strangers = [host for host, data in _over_ssh(collected) if not _has_key(host, data)]
+    if strangers:
+        command = f"gpuwright trust {relative(collected.file)}"
+        click.echo(f"No host key is recorded for {', '.join(strangers)}; before the first deploy run: {command}")
+
+
+def _has_key(host: str, data: dict[str, Any]) -> bool:
+    """A hint only: an SSH configuration may lead to another name, which only a connection finds out."""
+    name = trust.known_name(data.get("ssh_hostname", host), data.get("ssh_port", 22))
+    return data["ssh_strict_host_key_checking"] != "yes" or trust.is_recorded(name, Path(data["ssh_known_hosts_file"]))
 
 
 @click.command()

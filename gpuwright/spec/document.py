@@ -139,14 +139,25 @@ def _compose(name: str, text: str) -> yaml.Node:
     return root
 
 
+_SYNTAX = (
+    # PyYAML's words, and what they mean to somebody who edits a node file
+    (r"nested more than", "{0}"),
+    (r"another document", "holds a second document ('---'); one node file describes one kind of machine"),
+    (r"undefined alias", "uses an alias (*name) whose anchor (&name) does not stand above it"),
+    (r"<block end>|not allowed here", "does not fit the lines above it: check indentation, ':' and quotes"),
+    (r"expected ':'", "is not 'key: value'; is the ':' or the space behind it missing?"),
+    (r"',' or '([}\]])'", "has no ',' or '{1}' where one must be"),
+    (r"character '(.+)' that cannot", "has a value that starts with {1}; put it in quotes"),
+    (r"end of stream", "ends inside quotes; a closing quote is missing"),
+    (r"escape character '(.+)'", "has \\{1} in double quotes; write it in single quotes, or double the backslash"),
+)
+
+
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or "is not YAML"
-    if "nested" in problem:
-        return problem
-    if "another document" in problem:
-        return "holds a second document ('---'); one node file describes one kind of machine"
-    if "undefined alias" in problem:
-        return "uses an alias (*name) whose anchor (&name) does not stand above it"
+    problem = error.problem or ""
+    for pattern, words in _SYNTAX:
+        if found := re.search(pattern, problem):
+            return words.format(problem, *found.groups())
     return f"is not YAML: {problem}"
 
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from gpuwright.spec import load, pins
 from gpuwright.spec.document import Mark
 from gpuwright.spec.fault import Fault, Path_, Refused, relative, report, shown
-from gpuwright.spec.names import is_host_name
+from gpuwright.spec.names import exists, is_host_name
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.sentence import nearest
 
@@ -166,7 +166,7 @@ def _read(
         if not isinstance(settings, Mapping) or not isinstance(settings.get("node"), str):
             continue
         file = load.node_file(settings["node"], collected.file)
-        if not file.exists():
+        if not exists(file):
             collected.faults.append(place.fault(("node",), settings["node"], f"names no node file{_known(file)}"))
             continue
         wanted = settings.get("set", {})

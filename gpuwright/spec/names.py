@@ -1,9 +1,10 @@
-"""Host names, as inventories and gateways use them."""
+"""Names of hosts and files, as people write them."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 
 
 def is_host_name(text: str) -> bool:
@@ -15,6 +16,14 @@ def is_host_name(text: str) -> bool:
         numbers = re.fullmatch(r"[\d.]+", text) is not None
         return len(text) <= 253 and not numbers and re.fullmatch(rf"{label}(\.{label})*", text) is not None
     return True
+
+
+def exists(text: str | Path) -> bool:
+    """Whether something has that name; a name that nothing can have is not there either."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
 
 
 def is_placeholder(name: str) -> bool:

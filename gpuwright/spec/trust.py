@@ -47,7 +47,7 @@ def scan(host: str, port: int) -> list[HostKey]:
     """Every kind of key a host shows. Raises CannotLook."""
     # a kind of key that a host lacks is no news, and paramiko would log it with a traceback
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
-    name = host if port == 22 else f"[{host}]:{port}"
+    name = known_name(host, port)
     found: dict[str, HostKey] = {}
     for kind in KEY_TYPES:
         try:
@@ -72,6 +72,19 @@ def scan(host: str, port: int) -> list[HostKey]:
     if not found:
         raise CannotLook(f"{name} shows no key of a kind that is used today ({', '.join(KEY_TYPES)})")
     return list(found.values())
+
+
+def known_name(host: str, port: int) -> str:
+    """As known_hosts names it."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
+def is_recorded(name: str, known: Path) -> bool:
+    """Whether known_hosts has any key of a host, hashed names included."""
+    keys = paramiko.HostKeys()
+    if known.is_file():
+        keys.load(str(known))
+    return keys.lookup(name) is not None
 
 
 def compared(keys: list[HostKey], known: Path) -> list[HostKey]:

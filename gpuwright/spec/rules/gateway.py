@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuwright.spec.names import is_host_name, is_placeholder
+from gpuwright.spec.names import exists, is_host_name, is_placeholder
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found, sizes
 from gpuwright.spec.sentence import nearest
@@ -133,7 +133,7 @@ def files_on_the_controller_exist(spec: NodeSpec) -> Iterator[Found]:
         for index, registry in enumerate(spec.containers.registries):
             wanted.append((("containers", "registries", index, "ca"), registry.ca))
     for path, file in wanted:
-        if file is not None and not Path(file).is_file():
+        if file is not None and not (exists(file) and Path(file).is_file()):
             sentence = "is no file on this controller; put it there (relative paths start at the inventory's folder)"
             yield Found(path, sentence, unfinished=True)
 

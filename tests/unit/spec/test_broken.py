@@ -64,6 +64,7 @@ def test_the_file_they_all_differ_from_is_accepted(tmp_path):
 GOOD = """\
 gpu-01  good.yaml  engines: first (vllm), second (vllm)  models: maker/small  pins: 0 of 0
 1 host described without a fault; no host was contacted.
+No host key is recorded for gpu-01; before the first deploy run: gpuwright trust INVENTORY
 """
 
 

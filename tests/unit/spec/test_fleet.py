@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
+import sys
 import textwrap
 
 import pytest
+from pyinfra.connectors.ssh import connector_data_meta
 
+from gpuwright.render import REPOSITORY
+from gpuwright.spec import fleet
+from gpuwright.spec.fault import Refused
 from gpuwright.spec.fleet import node
 
 PINS = {
@@ -27,8 +34,6 @@ def inventory(tmp_path):
     """Writes an inventory with the shipped node files beside it, and runs it as pyinfra does."""
 
     def run(nodes, rest=""):
-        from gpuwright.render import REPOSITORY
-
         (tmp_path / "nodes").unlink(missing_ok=True)
         (tmp_path / "nodes").symlink_to(REPOSITORY / "inventory/nodes")
         file = tmp_path / "site.py"
@@ -71,3 +76,53 @@ def test_faults_of_all_hosts_of_all_groups_come_in_one_report(inventory, capsys)
     assert "a.ssh_usr  is not a setting of a host; did you mean 'ssh_user'?" in report
     assert "b.node  'lap'  names no node file; did you mean 'lab'?" in report
     assert "A  has the same address as a: a port 22" in report
+
+
+def test_pyinfra_shows_the_hosts_and_their_data(inventory, tmp_path):
+    """`debug-inventory` crashes on anything in host data that is not JSON (pyinfra.md 6)."""
+    inventory('{"gpu-01": {"node": "lab", "ssh_user": "root"}}')
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(tmp_path / "site.py"), "debug-inventory"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0
+    assert "Groups: gpu_nodes, site" in shown
+    assert '"served_name": "lab"' in shown
+
+
+def test_ssh_settings_are_those_of_pyinfra():
+    theirs = set(connector_data_meta)
+    ours = set(fleet.SSH_SETTINGS)
+    assert ours < theirs
+    # passwords belong into an agent; the other one takes arguments that could switch host key checking off
+    assert theirs - ours == {
+        "ssh_password",
+        "ssh_key_password",
+        "ssh_paramiko_connect_kwargs",
+        "ssh_connect_retry_min_delay",
+        "ssh_connect_retry_max_delay",
+    }
+
+
+def test_a_secret_stays_a_reference(inventory, monkeypatch):
+    monkeypatch.setenv("HUB_TOKEN", "SEKRET")
+    [(_, data)] = inventory('{"gpu-01": {"node": "lab", "set": {"models.token": {"env": "HUB_TOKEN"}}}}')
+    assert data["gpuwright"]["spec"]["models"]["token"] == {"env": "HUB_TOKEN"}
+    assert "SEKRET" not in json.dumps(data)
+
+
+def test_relative_files_on_the_controller_start_at_the_inventory(inventory, tmp_path):
+    (tmp_path / "site-ca.pem").write_text("")
+    [(_, data)] = inventory('{"gpu-01": {"node": "lab", "set": {"models.hub_ca": "site-ca.pem"}}}')
+    assert data["gpuwright"]["spec"]["models"]["hub_ca"] == str(tmp_path / "site-ca.pem")
+
+
+def test_a_host_without_a_description_says_so():
+    with pytest.raises(Refused, match="is described by no node file; name it in an inventory"):
+        node(Host("gpu-09", {}))

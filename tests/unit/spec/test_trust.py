@@ -102,6 +102,8 @@ def test_first_contact_shows_fingerprints_and_records_every_key(inventory, sshd,
     recorded = paramiko.HostKeys(str(known))
     for key in (ecdsa, rsa):
         assert recorded.check(f"[127.0.0.1]:{server.port}", key)
+    hint = "No host key is recorded"
+    assert hint not in CliRunner().invoke(main, ["check", "prod.py"]).output
     again = run("--yes")
     assert again.exit_code == 0
     assert "known" in again.output
@@ -110,6 +112,8 @@ def test_first_contact_shows_fingerprints_and_records_every_key(inventory, sshd,
 
 def test_nothing_is_recorded_unseen(inventory, sshd, ecdsa):
     known = inventory(sshd(ecdsa).port)
+    checked = CliRunner().invoke(main, ["check", "prod.py"]).output
+    assert "No host key is recorded for gpu-01; before the first deploy run: gpuwright trust prod.py" in checked
     done = run()
     assert done.exit_code == 1
     assert "nobody is here to look at the fingerprints; compare them and run again with --yes" in done.output
