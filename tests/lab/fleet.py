@@ -1,0 +1,167 @@
+"""Lab hosts under the repository's own deploy.py, with a key of their own; what a run came to, by operation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import lab
+from gpuwright.render import REPOSITORY
+from lab.hosts import Host
+
+INVENTORY = """
+import json as _json
+from pathlib import Path as _Path
+
+import lab as _lab
+from gpuwright.spec.fleet import fleet as _fleet
+from lab.inventory import describe as _describe
+
+_settings = _json.loads((_Path(__file__).parent / "settings.json").read_text())
+gpu_nodes = _fleet(
+    {name: _describe(_lab.find(name), node=one["node"], **one["set"]) for name, one in _settings.items()},
+    __file__,
+    pins=_lab.pins.read(),
+)
+"""
+
+
+@dataclass
+class Run:
+    """Exit status, everything said on standard error, and operations by what became (or would become) of them, per host."""
+
+    status: int
+    said: str
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    failed: dict[str, list[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def all_changed(self) -> list[str]:
+        """Every changed operation of every host."""
+        return [name for names in self.changed.values() for name in names]
+
+
+@dataclass
+class Fleet:
+    """Some hosts, one inventory. `settings` holds node file and dotted overrides per host; change them and run again."""
+
+    hosts: list[Host]
+    directory: Path
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            self.settings.setdefault(host.name, {"node": "lab", "set": {}})
+            self.settings[host.name]["set"]["gateway.keys_file"] = str(self.keys_file)
+        if not self.key:
+            self.key = self.add_key("tester")
+        self.write()
+
+    @property
+    def keys_file(self) -> Path:
+        """Where this fleet's key hashes are kept on the controller."""
+        return self.directory / "keys.yaml"
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory file."""
+        return self.directory / "inventory.py"
+
+    def write(self) -> None:
+        """Write inventory and settings."""
+        (self.directory / "settings.json").write_text(json.dumps(self.settings))
+        self.inventory.write_text(INVENTORY)
+        if not (self.directory / "nodes").exists():
+            (self.directory / "nodes").symlink_to(REPOSITORY / "inventory" / "nodes")
+
+    def set(self, name: str, **settings: Any) -> None:
+        """Change settings of one host by dotted path (written with __ for a dot)."""
+        self.settings[name]["set"] |= {path.replace("__", "."): value for path, value in settings.items()}
+
+    def gpuwright(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """``gpuwright …`` as a user types it."""
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuwright", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def add_key(self, name: str) -> str:
+        """Make an API key; returns the key itself."""
+        return self.gpuwright("key", "add", name, "--file", str(self.keys_file)).stdout.strip()
+
+    def pyinfra(self, *options: str, timeout: float = 900, environment: dict[str, str] | None = None) -> Run:
+        """``pyinfra INVENTORY deploy.py`` with `options`; ``--json`` is added to read what happened."""
+        self.write()
+        done = subprocess.run(
+            [Path(sys.executable).with_name("pyinfra"), "--json", str(self.inventory), "deploy.py", *options],
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        run = Run(done.returncode, done.stderr)
+        try:
+            document = json.loads(done.stdout)
+        except ValueError:
+            run.said += done.stdout
+            return run
+        results = document.get("results")
+        for operation in results["operations"] if results else document["plan"]:
+            would = operation.get("hosts_with_change", []) + operation.get("hosts_with_conditional_change", [])
+            for name in operation["success"] if results else would:
+                run.changed.setdefault(name, []).append(operation["name"])
+            for name in operation.get("error", []):
+                run.failed.setdefault(name, []).append(operation["name"])
+        return run
+
+    def deploy(self, *options: str, timeout: float = 900) -> Run:
+        """A real run that must succeed."""
+        run = self.pyinfra("-y", *options, timeout=timeout)
+        assert run.status == 0, run.said[-6000:]
+        return run
+
+    def dry(self) -> Run:
+        """What a run would change."""
+        run = self.pyinfra("--dry")
+        assert run.status == 0, run.said[-6000:]
+        return run
+
+    def client(self, host: Host, key: str | None = "", timeout: float = 60) -> httpx.Client:
+        """An HTTP client of the host's gateway; `key` None sends none."""
+        key = self.key if key == "" else key
+        headers = {"Host": "gateway.lab"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        return _Client(
+            base_url=f"https://{host.address}",
+            headers=headers,
+            verify=False,
+            timeout=timeout,
+        )
+
+
+class _Client(httpx.Client):
+    """Sends the name the gateway's certificate is for."""
+
+    def build_request(self, *arguments: Any, **options: Any) -> httpx.Request:
+        request = super().build_request(*arguments, **options)
+        request.extensions["sni_hostname"] = "gateway.lab"
+        return request
+
+
+def boot(names: list[str], directory: Path, release: str = "trixie") -> Fleet:
+    """Blank hosts, booted, the simulated engine's image in the registry and the hub stand-in running."""
+    from lab import hub, images
+
+    images.build("sim")
+    hub.serve()
+    return Fleet(lab.up(names, release, blank=True), directory)
