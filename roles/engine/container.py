@@ -58,8 +58,6 @@ def docker_arguments(name: str, engine: Engine, model_directory: str) -> list[st
         f"--user={USER}:{USER}",
         f"--shm-size={engine.shm_size}",
         f"--pids-limit={engine.pids_limit}",
-        "--ulimit=memlock=-1",
-        "--ulimit=nofile=65536",
         # A core file would hold prompts and weights.
         "--ulimit=core=0",
         f"--stop-timeout={engine.stop_timeout}",

@@ -141,6 +141,14 @@ def test_a_daemon_that_goes_away_before_the_container_is_made(node: Node) -> Non
     assert node.run("engine-run")[0] == 75  # worth another attempt
 
 
+def test_limits_are_asked_for_where_the_machine_allows_them(node: Node) -> None:
+    prepared(node, "exit 3")
+    status, output = node.run("engine-run")
+    arguments = (node.fake / "create").read_text()
+    for limit in ("memlock", "nofile"):
+        assert (f"--ulimit={limit}=" in arguments) is not (f"does not allow {limit}=" in output)
+
+
 def test_gpus_are_given_by_uuid(node: Node) -> None:
     prepared(node, "exit 3")
     node.write("run/gpuwright/engines/main/gpus", "GPU-a\nGPU-b\n")
