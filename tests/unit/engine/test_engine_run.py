@@ -143,7 +143,7 @@ def test_a_daemon_that_goes_away_before_the_container_is_made(node: Node) -> Non
 
 def test_limits_are_asked_for_where_the_machine_allows_them(node: Node) -> None:
     prepared(node, "exit 3")
-    status, output = node.run("engine-run")
+    _, output = node.run("engine-run")
     arguments = (node.fake / "create").read_text()
     for limit in ("memlock", "nofile"):
         assert (f"--ulimit={limit}=" in arguments) is not (f"does not allow {limit}=" in output)
