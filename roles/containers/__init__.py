@@ -51,6 +51,10 @@ GUARD_FILES = (
         f"/etc/systemd/system/{operations.GUARD_UNIT}",
         static(f"containers/etc/systemd/system/{operations.GUARD_UNIT}"),
     ),
+    File(
+        "/etc/systemd/system/nftables.service.d/gpuwright-containers.conf",
+        static("containers/etc/systemd/system/nftables.service.d/gpuwright-containers.conf"),
+    ),
 )
 SERVICE_FILES = (
     File(

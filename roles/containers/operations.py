@@ -24,11 +24,9 @@ GUARD_UNIT = "gpuwright-neighbour-guard.service"
 # Docker keeps neighbours away by itself since 28 (Docker Engine 28 hardening notes, security.md 2.5).
 NEIGHBOURS_KEPT_AWAY_SINCE: daemon.Version = (28, 0)
 
-# dockerd has --validate since 23; before, only our own parser stands between a typing error and a dead daemon.
-VALIDATE = atomic.Validate(
-    "if command -v dockerd >/dev/null && dockerd --help | grep -q -e --validate; "
-    f"then dockerd --validate --config-file .{daemon.PATH}; fi"
-)
+# Before, only our own parser stands between a typing error and a dead daemon (Docker Engine 23.0 release notes).
+VALIDATES_SINCE: daemon.Version = (23, 0)
+VALIDATE = atomic.Validate(f"dockerd --validate --config-file .{daemon.PATH}")
 
 
 def plan(host: Any, seen: Docker, spec: ContainersSpec, gpus: int) -> daemon.Merge:
@@ -110,7 +108,8 @@ def daemon_json(spec: ContainersSpec, gpus: int = 0) -> Generator[StringCommand,
         logger.info(f"{host.print_prefix}daemon.json: {setting}{put_back}")
     snapshot.forget(host)
     # The record goes first: a run killed in between finds its own values and no conflict.
-    yield atomic.write(ROLE, [record, file], change, [VALIDATE])
+    validate = [VALIDATE] if seen.version and seen.version >= VALIDATES_SINCE else []
+    yield atomic.write(ROLE, [record, file], change, validate)
 
 
 def activation(seen: Docker) -> tuple[str, list[str]]:
@@ -200,7 +199,7 @@ def guard_is_stale(rules: bytes) -> Any:
 def neighbour_guard(files: Sequence[atomic.File]) -> Generator[StringCommand, None, None]:
     """An nftables table of our own that keeps neighbours away from containers, where Docker does not do it itself.
 
-    + files: rules (the first), loader and unit
+    + files: rules (the first), loader, unit and the drop-in of nftables.service
 
     Which Docker is installed is known only now: on a blank host the package came a moment ago.
     """
@@ -216,6 +215,9 @@ def neighbour_guard(files: Sequence[atomic.File]) -> Generator[StringCommand, No
         claims=[Owned("table", TABLE)],
     )
     yield from units.running._inner(units=[GUARD_UNIT], stale=guard_is_stale(files[0].data), reload=True)
+    if snapshot.read(host).read(snapshot.UNITS).get("nftables.service", {}).get("NeedDaemonReload") == "yes":
+        snapshot.forget(host)
+        yield StringCommand("systemctl", "daemon-reload")
 
 
 def to_hold(installed: Sequence[str], held: frozenset[str]) -> list[str]:

@@ -1,0 +1,109 @@
+"""A lab host with a node file of its own, and what a run of pyinfra on it came to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuwright.render import REPOSITORY
+from lab import hosts
+from lab.hosts import Host
+
+# Only these roles: what other roles need of a host is theirs to test.
+DEPLOY = """
+from pyinfra.context import ctx_host, ctx_state
+
+from gpuwright import connect, ownership
+from gpuwright.spec.fleet import node
+from roles.base import base
+from roles.containers import containers
+
+host = ctx_host.get()
+connect.keep_tuned(ctx_state.get(), host)
+spec = node(host)
+ownership.retire_roles(present=spec.roles)
+base(spec.base)
+if spec.containers:
+    containers(spec.containers, gpus=spec.hardware.gpus.count)
+"""
+
+
+@dataclass
+class Run:
+    """One run: exit status, everything it said, and the operations by what became (or would become) of them."""
+
+    status: int
+    said: str
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Trial:
+    """`node` is the node file; change it and run again."""
+
+    host: Host
+    directory: Path
+    node: dict[str, Any]
+
+    def run(self, *options: str, timeout: float = 600) -> Run:
+        """``pyinfra inventory deploy`` as a user types it; the node file is written first."""
+        document = {"gpuwright": 1, "summary": "a lab host", **self.node}
+        (self.directory / "nodes").mkdir(exist_ok=True)
+        (self.directory / "nodes/trial.yaml").write_text(yaml.safe_dump(document))
+        settings = {
+            "node": "trial",
+            "ssh_hostname": self.host.address,
+            "ssh_user": "root",
+            "ssh_key": str(self.host.ssh_key),
+            "ssh_known_hosts_file": str(self.host.known_hosts),
+        }
+        (self.directory / "inventory.py").write_text(
+            "from gpuwright.spec.fleet import fleet as _fleet\n"
+            f"hosts = _fleet({ {self.host.name: settings}!r}, __file__)\n"
+        )
+        (self.directory / "deploy.py").write_text(DEPLOY)
+        finished = subprocess.run(
+            [Path(sys.executable).with_name("pyinfra"), "--json", "inventory.py", "deploy.py", *options],
+            cwd=self.directory,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        run = Run(finished.returncode, finished.stderr)
+        try:
+            document = json.loads(finished.stdout)
+        except ValueError:
+            return run
+        for operation in (document.get("results") or {}).get("operations", []):
+            run.changed += [operation["name"]] * bool(operation["success"])
+        if not document.get("results"):
+            run.changed = [
+                operation["name"]
+                for operation in document["plan"]
+                if operation["hosts_with_change"] or operation["hosts_with_conditional_change"]
+            ]
+        return run
+
+    def deploy(self) -> Run:
+        """A real run that must succeed."""
+        run = self.run("-y")
+        assert run.status == 0, run.said
+        return run
+
+    def sh(self, command: str, check: bool = True) -> str:
+        """What a command prints on the host."""
+        return self.host.run(command, check=check).stdout.strip()
+
+
+def blank(name: str, release: str, directory: Path, node: dict[str, Any]) -> Trial:
+    """A blank host, booted, and nothing deployed on it yet."""
+    (host,) = hosts.up([name], release, blank=True)
+    return Trial(host, directory, node)
