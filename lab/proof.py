@@ -46,7 +46,8 @@ def _run(suite: str, paths: list[str], directory: Path, arguments: list[str]) ->
     print(f"proof: {suite}", file=sys.stderr, flush=True)
     # An empty marker expression runs what `./run test` leaves out.
     command = [sys.executable, "-m", "pytest", *paths, "-m", "", f"--junitxml={report}", *arguments]
-    subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=False)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GPUWRIGHT_RECORD": "1"}
+    subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
     outcome = Outcome(seconds=time.monotonic() - started)
     if report.exists():
         for case in ElementTree.parse(report).iter("testcase"):
