@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -33,11 +34,11 @@ class TlsOwn(Strict):
 
 
 class TlsAcme(Strict):
-    """A public certificate authority, or a private one by directory URL."""
+    """A public certificate authority, or a private one by directory URL. Proof is TLS-ALPN, on port 443."""
 
     mode: Literal["acme"] = "acme"
-    email: str
-    directory: str | None = None
+    email: str = Field(pattern=r"^[^\s@{}\"`]+@[^\s@{}\"`]+$")
+    directory: str | None = Field(default=None, pattern=r"^https://[^\s{}\"`]+$")
     ca: ControllerPath | None = Field(
         default=None, description="path on the controller of the root that signs the directory"
     )
@@ -55,12 +56,22 @@ class Listen(Strict):
     address: str = Field(description="IP address of an interface of the node, or 0.0.0.0 / ::")
     port: Port = 443
 
+    @property
+    def is_loopback(self) -> bool:
+        """Reached from the node itself only."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def is_any(self) -> bool:
+        """All addresses of the node."""
+        return ipaddress.ip_address(self.address).is_unspecified
+
 
 class Alias(Strict):
     """An old model path such as /glm-5.3-flash/v1 (seed 1), rewritten to constants."""
 
     prefix: str = Field(pattern=r"^/[A-Za-z0-9][A-Za-z0-9._-]*$")
-    engine: Name | None = None
+    engine: Name | None = Field(default=None, description="leads to all engines that serve the same model as this one")
 
 
 class GatewaySpec(Strict):
@@ -79,6 +90,12 @@ class GatewaySpec(Strict):
     body_limit: Size | None = Field(
         default=None, description="derived when absent: max(32 MiB, 8 bytes x context), +64 MiB multimodal"
     )
+    response_timeout: Seconds = Field(
+        default=900, description="until an engine's first byte; an answer that is not streamed comes whole"
+    )
     drain: Seconds = Field(default=600, description="how long a stop waits for streams (TimeoutStopSec=)")
+    health_port: Port = Field(
+        default=2020, description="on loopback; where the gateway asks itself whether an engine is ready"
+    )
     log_keep_days: int = Field(default=30, ge=1)
     log_mask_addresses: bool = Field(default=False, description="mask client addresses in the access log (GDPR)")
