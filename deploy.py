@@ -9,7 +9,7 @@ from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
 from roles.gateway import gateway
-from roles.models import models
+from roles.models import models_start, models_verified
 
 host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
@@ -18,10 +18,12 @@ spec = node(host)
 
 ownership.retire_roles(present=spec.roles)
 base(spec.base)
+if spec.models:  # weights are on their way while the rest is installed
+    models_start(spec.models, hardware=spec.hardware)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count)
 if spec.models:
-    models(spec.models)
+    models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:
     engine(spec.engine, models=spec.models, hardware=spec.hardware)
 if spec.gateway:

@@ -42,6 +42,9 @@ def _removal(thing: Owned) -> str:
     name = shlex.quote(thing.name)
     if thing.kind == "unit":
         path = shlex.quote(f"/etc/systemd/system/{thing.name}")
+        if "@." in thing.name:  # a template: its instances are what runs
+            instances = shlex.quote(thing.name.replace("@.", "@*."))
+            return f"systemctl stop {instances} || exit 1; rm -rf {path} {path}.d"
         # A unit that is gone already is what we want; a unit that does not stop is an error.
         return (
             f"if [ -e {path} ]; then systemctl disable -q --now {name} || exit 1; fi; systemctl reset-failed {name} "

@@ -250,4 +250,6 @@ def write(directory: Path) -> None:
     """Write the model's files into ``directory``, which is made when it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in tiny().items():
-        (directory / name).write_bytes(content)
+        # An unchanged file keeps its time stamp: the hub need not hash it again.
+        if not (directory / name).exists() or (directory / name).read_bytes() != content:
+            (directory / name).write_bytes(content)

@@ -35,9 +35,15 @@ def serve() -> None:
     command += ["--address", segment.gateway, "--port", str(PORT), "--root", str(root)]
     command += ["--certificate", str(certificate.chain), "--key", str(certificate.key)]
     Service("hub", command, segment.gateway, PORT).start()
-    found = Models(root).commit(REPO, "main")
-    assert found is not None, "the model was written above"
-    pins.record("models", f"{REPO}@main", found[0])
+    publish(REPO)
+
+
+def publish(repo: str) -> str:
+    """Pin the commit that branch main of a model is at now, for the lab's inventory; returns it."""
+    found = Models(state() / "models").commit(repo, "main")
+    assert found is not None, f"{state()}/models has no {repo}"
+    pins.record("models", f"{repo}@main", found[0])
+    return found[0]
 
 
 def control(what: str, body: Any = None, method: str = "POST") -> Any:

@@ -27,7 +27,6 @@ import json
 import os
 import secrets
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -488,45 +487,6 @@ class Server(ThreadingHTTPServer):
         self.stopping.set()
         self.shutdown()
         self.server_close()
-
-
-def start(
-    address: str, port: int, root: Path, *, certificate: Path | None = None, key: Path | None = None, log: Path
-) -> subprocess.Popen[bytes]:
-    """Run the hub stand-in as a process of its own and return it once it listens.
-
-    ``root`` holds ``<org>/<name>/…``; ``certificate`` is a PEM chain (with ``key`` or with the key inside); ``log`` gets
-    what the process prints. Raises RuntimeError with the end of the log when it does not come up.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "lab.hub", "--address", address, "--port", str(port), "--root", str(root)]
-    command += ["--certificate", str(certificate)] if certificate else []
-    command += ["--key", str(key)] if key else []
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd=Path(__file__).resolve().parents[2],
-        )
-    for _ in range(100):
-        if _listens(address, port):
-            return process
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    process.terminate()
-    raise RuntimeError(f"the hub stand-in did not start on {address}:{port}: {log.read_text()[-500:].strip()}")
-
-
-def _listens(address: str, port: int) -> bool:
-    import socket
-
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address, port)) == 0
 
 
 def main() -> None:

@@ -10,26 +10,26 @@ from typing import Any
 
 import pytest
 
-from lab.hub import models
+from lab.hub import weights
 from lab.hub.server import Models, Server, State
 from tests.unit.models.loopback import REPO, Hub, Job
 
 
 @pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hub")
-    models.make(root, REPO)
+    weights.make(root, REPO)
     return root
 
 
 @pytest.fixture
-def hub(weights: Path) -> Any:
+def hub(hub_root: Path) -> Any:
     if shutil.which("jq") is None or shutil.which("curl") is None:
         pytest.skip("the download script needs jq and curl here: apt-get install jq curl")
-    server = Server(("127.0.0.1", 0), State(Models(weights)))
+    server = Server(("127.0.0.1", 0), State(Models(hub_root)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
-    yield Hub(server, weights)
+    yield Hub(server, hub_root)
     server.stop()
     thread.join()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.hub import models
+from lab.hub import weights
 from lab.hub.server import Fault, Models, Server, State
 from tests.unit.models.loopback import REPO, Hub, Job, wait_until
 
@@ -66,11 +66,11 @@ def test_lists_of_several_pages(job: Job, hub: Hub) -> None:
     assert len([r for r in hub.state.requests if "/tree/" in r["path"]]) == 4
 
 
-def test_over_tls_with_the_labs_authority(tmp_path: Path, weights: Path, authority: Path) -> None:
-    server = Server(("127.0.0.1", 0), State(Models(weights)), certificate=authority / "server.pem")
+def test_over_tls_with_the_labs_authority(tmp_path: Path, hub_root: Path, authority: Path) -> None:
+    server = Server(("127.0.0.1", 0), State(Models(hub_root)), certificate=authority / "server.pem")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        job = Job(tmp_path, Hub(server, weights), {"ca": authority / "ca.crt"})
+        job = Job(tmp_path, Hub(server, hub_root), {"ca": authority / "ca.crt"})
         status, output = job.run()
         assert status == 0, output
         job.assert_complete()
@@ -271,11 +271,11 @@ def test_endless_stall_gives_up_until_the_unit_starts_it_again(job: Job, hub: Hu
     assert last(output) == "failed: no bytes for 1 s (2 tries without progress); the job starts again in a minute"
 
 
-def test_certificate_of_somebody_else(tmp_path: Path, weights: Path, authority: Path) -> None:
-    server = Server(("127.0.0.1", 0), State(Models(weights)), certificate=authority / "server.pem")
+def test_certificate_of_somebody_else(tmp_path: Path, hub_root: Path, authority: Path) -> None:
+    server = Server(("127.0.0.1", 0), State(Models(hub_root)), certificate=authority / "server.pem")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        status, output = Job(tmp_path, Hub(server, weights)).run()
+        status, output = Job(tmp_path, Hub(server, hub_root)).run()
     finally:
         server.stop()
     assert status == 69
@@ -334,7 +334,7 @@ def test_disk_too_small_is_refused_before_the_first_byte(job: Job, hub: Hub, sma
 
 
 def test_disk_that_fills_up_on_the_way(job: Job, hub: Hub, small_disk: Path) -> None:
-    models.make(hub.root, "lab/half", size=10 * 1024**2)
+    weights.make(hub.root, "lab/half", size=10 * 1024**2)
     job.settings |= {"store": small_disk, "repo": "lab/half", "commit": hub.commit("lab/half"), "report_every": 30}
     hub.fault(kind="slow", path="*.safetensors", rate=128 * 1024, times=None)
     process = job.start()
