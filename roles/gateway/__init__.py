@@ -39,7 +39,7 @@ def _certificates(spec: GatewaySpec) -> tuple[list[File], bytes | None]:
 @deploy("Gateway")
 def gateway(spec: GatewaySpec, engines: EngineSpec | None) -> None:
     """Caddy in front of `engines`: keys, allowed paths, load balancing, access log."""
-    accepted = keys.accepted(keys.load(render.REPOSITORY / keys.KEYS_FILE), spec.keys)
+    accepted = keys.accepted(keys.load(render.REPOSITORY / spec.keys_file), spec.keys)
     certificates, roots = _certificates(spec)
     fingerprint = hashlib.sha256(b"\0".join(file.data for file in certificates)).digest()
     wanted = configuration(spec, upstreams(engines), accepted, fingerprint)

@@ -81,6 +81,9 @@ class GatewaySpec(Strict):
     hostnames: tuple[str, ...] = Field(description="names (or addresses) clients use; the certificate is for these")
     listen: tuple[Listen, ...] = Field(min_length=1)
     tls: Annotated[TlsInternal | TlsOwn | TlsAcme | TlsOff, Field(discriminator="mode")] = TlsInternal()
+    keys_file: ControllerPath = Field(
+        default="inventory/keys.yaml", description="path on the controller of names and hashes of API keys; no secret in it"
+    )
     keys: tuple[str, ...] | None = Field(
         default=None, description="names from inventory/keys.yaml that this node accepts; none given: all of them"
     )
