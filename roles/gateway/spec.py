@@ -82,7 +82,8 @@ class GatewaySpec(Strict):
     listen: tuple[Listen, ...] = Field(min_length=1)
     tls: Annotated[TlsInternal | TlsOwn | TlsAcme | TlsOff, Field(discriminator="mode")] = TlsInternal()
     keys_file: ControllerPath = Field(
-        default="inventory/keys.yaml", description="path on the controller of names and hashes of API keys; no secret in it"
+        default="inventory/keys.yaml",
+        description="path on the controller of names and hashes of API keys; no secret in it",
     )
     keys: tuple[str, ...] | None = Field(
         default=None, description="names from inventory/keys.yaml that this node accepts; none given: all of them"
