@@ -7,15 +7,21 @@ import re
 from pathlib import Path
 
 
-def is_host_name(text: str) -> bool:
-    """A DNS name or an IP address, without port or wildcard."""
+def is_ip_address(text: str) -> bool:
+    """An IPv4 or IPv6 address, without port or network."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-        numbers = re.fullmatch(r"[\d.]+", text) is not None
-        return len(text) <= 253 and not numbers and re.fullmatch(rf"{label}(\.{label})*", text) is not None
+        return False
     return True
+
+
+def is_host_name(text: str) -> bool:
+    """A DNS name or an IP address, without port or wildcard."""
+    label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    only_numbers = re.fullmatch(r"[\d.]+", text) is not None  # an address with a mistake in it, not a name
+    is_name = len(text) <= 253 and not only_numbers and re.fullmatch(rf"{label}(\.{label})*", text) is not None
+    return is_name or is_ip_address(text)
 
 
 def exists(text: str | Path) -> bool:

@@ -41,6 +41,9 @@ _SENTENCES = {
     "none_required": "must be left out",
 }
 
+_UNION_MEMBERS = ("str", "int", "float", "bool")
+_PLAIN = "must be text, a number, true or false"
+
 _MOST_NAMES = 24
 """A longer list of what is allowed helps nobody; the reference page has it."""
 
@@ -51,6 +54,10 @@ _PATTERNS = {
     r"^\d+\.\d+\.\d+$": "must be a version of three numbers, as in 2.11.7",
     r"^\d+\.\d$": "must be a compute capability in quotes, as in '12.0'",
     r"^\d+([,-]\d+)*$": "must be NUMA nodes in quotes, as in '0' or '0-1' or '0,2'",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of an environment variable: letters, digits and '_'",
+    r"^[^\x00-\x1f]*$": "must be one line of text",
+    r"^[^\s@{}\"`]+@[^\s@{}\"`]+$": "must be a mail address",
+    r"^https://[^\s{}\"`]+$": "must be an address that starts with https://",
     r"^[\w.:/-]+$": "must be a model name of letters, digits and . : / _ -",
     r"^/[A-Za-z0-9][A-Za-z0-9._-]*$": "must be one path segment of letters, digits and . _ -, as in /glm-5.3-flash",
 }
@@ -63,6 +70,11 @@ def faults(error: ValidationError, document: Document, model: type[BaseModel]) -
             continue  # an entry of it is wrong, and has its own fault
         path, allowed = _written_path(detail["loc"], document.data, model)
         value = detail["input"]
+        if path and path[-1] in _UNION_MEMBERS and not isinstance(value, dict):
+            # one fault per member of a plain union; together they say one thing
+            mark = document.mark(path[:-1])
+            yield Fault(mark.file, mark.line, dotted(path[:-1]), shown(path[:-1], value, mark.raw), _PLAIN)
+            continue
         if detail["type"].startswith("union_tag"):
             path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
             value = detail["ctx"].get("tag", {})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpuwright.spec.names import is_ip_address
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found, sizes
 from gpuwright.spec.sentence import nearest
+from roles.engine.container import ENVIRONMENT
 from roles.engine.spec import Engine, SglangSettings, VllmSettings
 
 START_SLACK = 60
@@ -39,11 +41,8 @@ OWNED_FLAGS = {
 
 OWNED_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "engines.<name>.gpus says it",
-    "NVIDIA_VISIBLE_DEVICES": "engines.<name>.gpus says it",
     "VLLM_SERVER_DEV_MODE": "it opens endpoints that command the engine",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load weights from any path",
-    "HF_HUB_OFFLINE": "engines are always offline",
-    "TRANSFORMERS_OFFLINE": "engines are always offline",
 }
 
 _SECRET_WORDS = {"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"}
@@ -128,10 +127,12 @@ def weights_and_cache_fit(spec: NodeSpec) -> Iterator[Found]:
 
 
 def ports_are_free(spec: NodeSpec) -> Iterator[Found]:
-    users = {2019: "Caddy's admin interface", 22: "SSH"}
-    for listen in spec.gateway.listen if spec.gateway else ():
-        if listen.address in ("0.0.0.0", "::") or listen.address.startswith(("127.", "::1")):
-            users.setdefault(listen.port, "the gateway")
+    users = {22: "SSH"}
+    if spec.gateway is not None:
+        users[spec.gateway.health_port] = "the gateway (health_port)"
+        for listen in spec.gateway.listen:
+            if is_ip_address(listen.address) and (listen.is_any or listen.is_loopback):
+                users.setdefault(listen.port, "the gateway")
     for name, engine in _each(spec):
         if engine.port in users:
             yield Found(_at(name, "port"), f"is already used by {users[engine.port]}")
@@ -238,19 +239,17 @@ def flags_are_ours_to_give(spec: NodeSpec) -> Iterator[Found]:
 
 def environment_holds_no_secrets(spec: NodeSpec) -> Iterator[Found]:
     for name, engine in _each(spec):
-        for key, value in engine.environment.items():
+        for key in engine.environment:
             path = _at(name, "environment", key)
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-                yield Found(path, "is not the name of an environment variable", show=False)
-            elif _SECRET_WORDS & set(key.upper().split("_")):
+            if _SECRET_WORDS & set(key.upper().split("_")):
                 sentence = (
                     "looks like a secret; `docker inspect` would show it, and an engine is offline and needs none"
                 )
                 yield Found(path, sentence, show=False)
             elif key.upper() in OWNED_ENVIRONMENT:
                 yield Found(path, f"is refused: {OWNED_ENVIRONMENT[key.upper()]}")
-            elif not value.isprintable():
-                yield Found(path, "must be one line of printable text", show=False)
+            elif key.upper() in ENVIRONMENT:
+                yield Found(path, "is refused: role engine sets it for every engine")
 
 
 def cache_drop_off_has_a_reason(spec: NodeSpec) -> Iterator[Found]:

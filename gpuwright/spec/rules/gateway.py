@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuwright.spec.names import exists, is_host_name, is_placeholder
+from gpuwright.spec.names import exists, is_host_name, is_ip_address, is_placeholder
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found, sizes
 from gpuwright.spec.sentence import nearest
@@ -19,17 +18,18 @@ BYTES_PER_TOKEN = 8
 
 
 def listens_on_addresses(spec: NodeSpec) -> Iterator[Found]:
+    if spec.gateway is None:
+        return
     seen: set[tuple[str, int]] = set()
-    for index, listen in enumerate(spec.gateway.listen if spec.gateway else ()):
+    for index, listen in enumerate(spec.gateway.listen):
         path = ("gateway", "listen", index)
-        try:
-            ipaddress.ip_address(listen.address)
-        except ValueError:
+        if not is_ip_address(listen.address):
             yield Found((*path, "address"), "must be an IP address of the node, or 0.0.0.0 or ::")
             continue
-        if listen.port in (22, 2019):
-            owner = "SSH" if listen.port == 22 else "Caddy's admin interface"
-            yield Found((*path, "port"), f"belongs to {owner}")
+        if listen.port == 22:
+            yield Found((*path, "port"), "belongs to SSH")
+        if listen.port == spec.gateway.health_port and (listen.is_any or listen.is_loopback):
+            yield Found((*path, "port"), "is also gateway.health_port; change one of them")
         if (listen.address, listen.port) in seen:
             yield Found((*path, "port"), "is named twice for this address")
         seen.add((listen.address, listen.port))
@@ -39,11 +39,7 @@ def plain_http_stays_on_loopback(spec: NodeSpec) -> Iterator[Found]:
     if spec.gateway is None or spec.gateway.tls.mode != "off":
         return
     for index, listen in enumerate(spec.gateway.listen):
-        try:
-            loopback = ipaddress.ip_address(listen.address).is_loopback
-        except ValueError:
-            continue
-        if not loopback:
+        if is_ip_address(listen.address) and not listen.is_loopback:
             sentence = "would carry keys in the clear: with tls mode off the gateway listens on 127.0.0.1 or ::1 only"
             yield Found(("gateway", "listen", index, "address"), sentence)
 
