@@ -123,7 +123,8 @@ def _sglang(settings: SglangSettings) -> Iterator[str]:
     yield from option("reasoning-parser", settings.reasoning_parser)
     if settings.disable_cuda_graph:
         yield "--disable-cuda-graph"
-    yield from option("cuda-graph-max-bs", settings.cuda_graph_max_bs)
+    # SGLang 0.5.23 has one limit for decode and one for prefill; the old name is ambiguous and refused.
+    yield from option("cuda-graph-max-bs-decode", settings.cuda_graph_max_bs)
     # The drain reads the requests in flight there.
     yield "--enable-metrics"
     yield from settings.extra_flags
