@@ -61,7 +61,8 @@ def docker_arguments(name: str, engine: Engine, model_directory: str) -> list[st
         # A core file would hold prompts and weights.
         "--ulimit=core=0",
         f"--stop-timeout={engine.stop_timeout}",
-        "--log-driver=local",
+        # A format that is readable while Docker is down, unlike `local`.
+        "--log-driver=json-file",
         "--log-opt=max-size=64m",
         "--log-opt=max-file=4",
         f"--mount=type=bind,source={model_directory},target=/model,readonly",
