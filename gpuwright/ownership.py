@@ -51,6 +51,9 @@ def _removal(thing: Owned) -> str:
             f"2>/dev/null; rm -rf {path} {path}.d"
         )
     if thing.kind == "file":
+        parent = thing.name.rpartition("/")[0]
+        if parent.startswith(_OUR_TREES) or parent.endswith((".service.d", ".socket.d", ".timer.d")):
+            return f"rm -f {name}; rmdir --ignore-fail-on-non-empty {shlex.quote(parent)} 2>/dev/null || true"
         return f"rm -f {name}"
     if thing.kind == "directory":
         if not thing.name.startswith(_OUR_TREES):

@@ -56,7 +56,7 @@ class Fleet:
     hosts: list[Host]
     directory: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    key: str = ""
+    key: str = field(default="", repr=False)  # a failing test prints its arguments
 
     def __post_init__(self) -> None:
         for host in self.hosts:
