@@ -107,7 +107,7 @@ def containers(spec: ContainersSpec, gpus: int = 0) -> None:
         ROLE,
         keep=[
             *(file.owned for file in (*sources, *wanted)),
-            *(guard if operations.guard_wanted(docker.version) else ()),
+            *(guard if operations.guard_wanted(docker.oldest_version) else ()),
             Owned("file", APPLIED),
             *(Owned("hold", package) for package in DOCKER_PACKAGES),
         ],

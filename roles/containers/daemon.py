@@ -23,9 +23,10 @@ Version = tuple[int, int]
 _OPTION_ARRAYS = ("exec-opts", "storage-opts", "labels")
 
 # What dockerd takes over on SIGHUP (docs.docker.com, dockerd, "Configuration reload behavior"); all else needs a restart.
+# `features` is in that list, too, but CDI devices are registered only when the daemon starts (moby, cmd/dockerd).
 RELOADABLE = frozenset(
     """
-    allow-nondistributable-artifacts authorization-plugins debug default-runtime features insecure-registries labels
+    allow-nondistributable-artifacts authorization-plugins debug default-runtime insecure-registries labels
     live-restore max-concurrent-downloads max-concurrent-uploads max-download-attempts registry-mirrors runtimes
     shutdown-timeout
     """.split()  # noqa: SIM905

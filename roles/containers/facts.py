@@ -66,6 +66,12 @@ class Docker:
     guard_loaded: tuple[str, str] | None  # sha256 of the rules last loaded, and of the table they made
     guard_table: str | None  # sha256 of the table as it is now
 
+    @property
+    def oldest_version(self) -> Version | None:
+        """The older of the installed dockerd and the running one: after an upgrade they differ until a restart."""
+        running = parse_version(str((self.info or {}).get("ServerVersion", "")))
+        return min(filter(None, (self.version, running)), default=None)
+
 
 def parse_version(text: str) -> Version | None:
     """(26, 1) of ``Docker version 26.1.5+dfsg1, build a72d7cd``; None of anything else."""

@@ -53,9 +53,23 @@ def plan(host: Any, seen: Docker, spec: ContainersSpec, gpus: int) -> daemon.Mer
         for key in merge.result
         if key in flags
     ]
+    faults += _lost_data(host, seen, merge)
     if faults:
         raise OperationError(" ".join([*faults, "Nothing was written."]))
     return merge
+
+
+def _lost_data(host: Any, seen: Docker, merge: daemon.Merge) -> list[str]:
+    """A Docker that changes its data-root starts empty: containers and images are not moved, and engines are gone."""
+    info = seen.info or {}
+    now, then = info.get("DockerRootDir"), merge.result.get("data-root")
+    if not now or now == then or not (info.get("Containers") or info.get("Images")):
+        return []
+    return [
+        f"{host.name}: Docker keeps {info.get('Containers', 0)} containers and {info.get('Images', 0)} images in {now}, "
+        f"and the node file wants containers.data_root: {then}, where it would start with none; keep {now}, or stop the "
+        f"engines and Docker (`systemctl stop docker.socket docker.service`), move {now} to {then} and deploy again."
+    ]
 
 
 def _in_node_file(setting: daemon.Setting) -> str:
@@ -205,7 +219,7 @@ def neighbour_guard(files: Sequence[atomic.File]) -> Generator[StringCommand, No
     """
     host = ctx_host.get()
     seen = snapshot.read(host).read(CONTAINERS)
-    if not guard_wanted(seen.version):
+    if not guard_wanted(seen.oldest_version):
         host.noop(f"{seen.version_text} keeps neighbours away by itself")
         return
     yield from atomic.files._inner(

@@ -386,8 +386,46 @@ def test_a_removed_role_takes_its_rules_and_holds_along_and_leaves_docker(node):
     assert pid(node) == before
     assert daemon(node)["live-restore"] is True
     node.node["containers"] = containers
-    node.deploy()
+
+
+def test_a_docker_that_was_there_before_us_is_taken_over_with_its_containers(node):
+    """It ran without live-restore; a restart alone would end what runs in it."""
+    node.host.run(f"cat >{DAEMON_JSON}", stdin='{"registry-mirrors": ["https://mirror.example"]}')
+    node.sh("systemctl reset-failed docker.service; systemctl restart docker.service")
+    node.sh("docker start web unpublished")
+    assert node.sh("docker info --format '{{.LiveRestoreEnabled}}'") == "false"
+    running = node.sh("docker inspect --format '{{.State.Pid}}' web")
+    run = node.deploy()
+    assert {MERGE, RUN, GUARD} <= set(run.changed)
+    assert node.sh("docker inspect --format '{{.State.Pid}}' web") == running
+    assert node.sh("docker info --format '{{.LiveRestoreEnabled}}'") == "true"
+    assert daemon(node)["registry-mirrors"] == ["https://mirror.example"]
     assert node.deploy().changed == []
+
+
+def test_the_guard_is_retired_when_docker_does_it_itself(node):
+    """Stand-ins for Docker 28, which no distribution here has: only what it says of its version is replaced."""
+    node.sh(
+        r"""
+        cat >/usr/local/sbin/dockerd <<'SH'
+#!/bin/sh
+[ "$1" != --version ] || { echo "Docker version 28.0.0, build stand-in"; exit 0; }
+exec /usr/sbin/dockerd "$@"
+SH
+        cat >/usr/local/bin/docker <<'SH'
+#!/bin/sh
+[ "$1" = info ] || exec /usr/bin/docker "$@"
+/usr/bin/docker "$@" | sed 's/"ServerVersion":"[^"]*"/"ServerVersion":"28.0.0"/'
+SH
+        chmod +x /usr/local/sbin/dockerd /usr/local/bin/docker
+        """
+    )
+    changed = node.deploy().changed
+    assert len(changed) == 1 and "table inet gpuwright_containers" in changed[0]
+    assert not node.sh("nft list table inet gpuwright_containers 2>/dev/null", check=False)
+    assert node.deploy().changed == []
+    node.sh("rm /usr/local/sbin/dockerd /usr/local/bin/docker")
+    assert node.deploy().changed == [GUARD]
 
 
 # --- Debian 12 -------------------------------------------------------------------------------------------------------
@@ -415,5 +453,61 @@ def test_debian_12(tmp_path):
             kept_away(node, attacker)
         finally:
             attacker.close()
+    finally:
+        node.host.destroy()
+
+
+# --- Docker's own repository -----------------------------------------------------------------------------------------
+
+# Docker's repository cannot be reached from here. This stand-in has its layout, its package names and a key of its own;
+# what is in the packages is the distribution's Docker.
+REPOSITORY = r"""
+set -e
+export DEBIAN_FRONTEND=noninteractive
+apt-get install -y -q apt-utils gpg dpkg-dev >/dev/null
+mkdir -p /srv/docker/debian/dists/trixie/stable/binary-amd64 /srv/docker/debian/pool /root/repack
+cd /root/repack
+for pair in docker.io=docker-ce docker-cli=docker-ce-cli containerd=containerd.io; do
+  apt-get download -q "${pair%%=*}" 2>/dev/null
+  dpkg-deb -R "${pair%%=*}"_*.deb "${pair#*=}"
+  sed -i "s/^Package: .*/Package: ${pair#*=}/; s/^Version: .*/Version: 5:99.0/; /^Source:/d; /^Breaks:/d; /^Replaces:/d" "${pair#*=}/DEBIAN/control"
+  sed -i 's/docker-cli\b/docker-ce-cli/g; s/\bcontainerd ([^)]*)/containerd.io/g' "${pair#*=}/DEBIAN/control"
+  rm -f "${pair#*=}/DEBIAN/md5sums"
+  dpkg-deb -Znone -b "${pair#*=}" /srv/docker/debian/pool/ >/dev/null
+done
+cd /srv/docker/debian
+apt-ftparchive packages pool >dists/trixie/stable/binary-amd64/Packages
+apt-ftparchive -o APT::FTPArchive::Release::Suite=trixie -o APT::FTPArchive::Release::Codename=trixie \
+  -o APT::FTPArchive::Release::Components=stable -o APT::FTPArchive::Release::Architectures=amd64 release dists/trixie >/root/Release
+mv /root/Release dists/trixie/Release
+gpg --batch --quiet --passphrase '' --quick-generate-key lab@example.invalid default default never
+gpg --batch --quiet --clearsign --output dists/trixie/InRelease dists/trixie/Release
+gpg --armor --export lab@example.invalid
+"""
+
+
+@pytest.mark.proof
+def test_dockers_own_repository(tmp_path):
+    node = trial.blank("containers-ce", "trixie", tmp_path, {})
+    try:
+        key = node.host.run(REPOSITORY, timeout=600).stdout
+        (tmp_path / "docker.asc").write_text(key[key.index("-----BEGIN") :])
+        node.node["containers"] = {
+            "source": "docker",
+            "repository": "file:///srv/docker",
+            "repository_key": "docker.asc",
+        }
+        dry = node.run("--dry")
+        assert dry.status == 0, dry.said
+        first = node.deploy()
+        assert set(first.changed) <= set(dry.changed)
+        assert node.deploy().changed == []
+        assert set(node.sh("apt-mark showhold").splitlines()) == {"docker-ce", "docker-ce-cli", "containerd.io"}
+        assert node.sh("docker info --format '{{.LiveRestoreEnabled}}'") == "true"
+
+        node.node["containers"] = {}
+        refused = node.run("-y")
+        assert refused.status == 1
+        assert "docker-ce 5:99.0 is installed and the node file wants docker.io from the distribution" in refused.said
     finally:
         node.host.destroy()

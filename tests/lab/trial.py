@@ -16,24 +16,6 @@ from gpuwright.render import REPOSITORY
 from lab import hosts
 from lab.hosts import Host
 
-# Only these roles: what other roles need of a host is theirs to test.
-DEPLOY = """
-from pyinfra.context import ctx_host, ctx_state
-
-from gpuwright import connect, ownership
-from gpuwright.spec.fleet import node
-from roles.base import base
-from roles.containers import containers
-
-host = ctx_host.get()
-connect.keep_tuned(ctx_state.get(), host)
-spec = node(host)
-ownership.retire_roles(present=spec.roles)
-base(spec.base)
-if spec.containers:
-    containers(spec.containers, gpus=spec.hardware.gpus.count)
-"""
-
 
 @dataclass
 class Run:
@@ -53,7 +35,7 @@ class Trial:
     node: dict[str, Any]
 
     def run(self, *options: str, timeout: float = 600) -> Run:
-        """``pyinfra inventory deploy`` as a user types it; the node file is written first."""
+        """``pyinfra inventory deploy.py`` as a user types it; the node file is written first."""
         document = {"gpuwright": 1, "summary": "a lab host", **self.node}
         (self.directory / "nodes").mkdir(exist_ok=True)
         (self.directory / "nodes/trial.yaml").write_text(yaml.safe_dump(document))
@@ -68,9 +50,8 @@ class Trial:
             "from gpuwright.spec.fleet import fleet as _fleet\n"
             f"hosts = _fleet({ {self.host.name: settings}!r}, __file__)\n"
         )
-        (self.directory / "deploy.py").write_text(DEPLOY)
         finished = subprocess.run(
-            [Path(sys.executable).with_name("pyinfra"), "--json", "inventory.py", "deploy.py", *options],
+            [Path(sys.executable).with_name("pyinfra"), "--json", "inventory.py", REPOSITORY / "deploy.py", *options],
             cwd=self.directory,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             capture_output=True,

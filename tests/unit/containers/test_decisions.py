@@ -84,6 +84,33 @@ def test_a_broken_file_stops_the_plan():
         operations.plan(HOST, dataclasses.replace(RUNNING, live='{"a": 1,}'), ContainersSpec(), gpus=0)
 
 
+@pytest.mark.parametrize(
+    ("info", "refused"),
+    [
+        ({"DockerRootDir": "/data/docker", "Containers": 2, "Images": 1}, True),
+        ({"DockerRootDir": "/data/docker", "Containers": 0, "Images": 0}, False),
+        ({"DockerRootDir": "/var/lib/docker", "Containers": 2, "Images": 1}, False),
+        (None, False),  # stopped, to move the data
+    ],
+)
+def test_a_new_data_root_is_refused_while_the_old_one_is_in_use(info, refused):
+    seen = dataclasses.replace(RUNNING, info=info)
+    if not refused:
+        assert operations.plan(HOST, seen, ContainersSpec(), gpus=0).result["data-root"] == "/var/lib/docker"
+        return
+    with pytest.raises(
+        OperationError, match="Docker keeps 2 containers and 1 images in /data/docker, and the node file"
+    ):
+        operations.plan(HOST, seen, ContainersSpec(), gpus=0)
+
+
+def test_the_guard_goes_by_the_older_of_the_installed_and_the_running_docker():
+    upgraded = dataclasses.replace(RUNNING, version=(28, 1), info={"ServerVersion": "26.1.5+dfsg1"})
+    assert upgraded.oldest_version == (26, 1)
+    assert dataclasses.replace(upgraded, info=None).oldest_version == (28, 1)
+    assert BLANK.oldest_version is None
+
+
 @pytest.mark.parametrize("record", [None, "", "{", "[]"])
 def test_an_unreadable_record_is_no_record(record):
     assert operations.last_applied(dataclasses.replace(BLANK, applied=record)) == {}
@@ -100,6 +127,7 @@ def test_an_unreadable_record_is_no_record(record):
         ("{}", '{"debug": true}', ("reload", ["debug"])),
         ("{}", '{"live-restore": true, "registry-mirrors": []}', ("reload", ["live-restore", "registry-mirrors"])),
         ('{"log-opts": {"max-size": "1"}}', '{"log-opts": {"max-size": "2"}}', ("restart", ["log-opts"])),
+        ("{}", '{"features": {"cdi": true}}', ("restart", ["features"])),
         ("{}", '{"debug": true, "ip": "127.0.0.1"}', ("restart", ["debug", "ip"])),
         ('{"ip": "127.0.0.1"}', None, ("restart", ["ip"])),
         ("{}", "{,}", ("", [])),
