@@ -192,6 +192,14 @@ def test_a_value_that_was_there_before_us_stops_the_run(node):
         edit(node, lambda config: config.update({"data-root": "/var/lib/docker"}))
 
 
+def test_a_new_data_root_is_refused_while_the_old_one_is_in_use(node):
+    node.node["containers"] = {"data_root": "/data/docker"}
+    run = node.run("--dry")
+    node.node["containers"] = {}
+    assert run.status == 1
+    assert "Docker keeps 2 containers and 1 images in /var/lib/docker, and the node file wants" in run.said
+
+
 def test_dockerd_has_the_last_word_and_nothing_is_written(node):
     before = node.sh(f"cat {DAEMON_JSON}"), pid(node)
     node.node["containers"] = {"daemon": {"log-levle": "info"}}
@@ -464,7 +472,8 @@ def test_debian_12(tmp_path):
 REPOSITORY = r"""
 set -e
 export DEBIAN_FRONTEND=noninteractive
-apt-get install -y -q apt-utils gpg dpkg-dev >/dev/null
+apt-get update -q >/dev/null 2>&1
+apt-get install -y -q --no-install-recommends apt-utils gpg gpg-agent >/dev/null
 mkdir -p /srv/docker/debian/dists/trixie/stable/binary-amd64 /srv/docker/debian/pool /root/repack
 cd /root/repack
 for pair in docker.io=docker-ce docker-cli=docker-ce-cli containerd=containerd.io; do
