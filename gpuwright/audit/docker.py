@@ -8,13 +8,16 @@ from typing import Any
 
 from gpuwright.snapshot import Section
 
+# sh has no pipefail: what a command says is kept first, so that its failure is a failure of the section.
+#
 # jq takes out what controls judge. The values of environment variables never leave the node (security.md 4.2, 9): of
 # each only its name, and whether its value has the shape of a key. Settings that are public anyway come with value.
 _CONTAINERS = r"""
 set -f
 ids=$(docker container ls --all --quiet --no-trunc) || exit 1
 [ -n "$ids" ] || { echo '[]'; exit 0; }
-docker container inspect $ids | jq -c '
+found=$(docker container inspect $ids) || exit 1
+printf '%s' "$found" | jq -c '
   def name: split("=")[0];
   [.[] | {
     name: (.Name | ltrimstr("/")),
@@ -102,7 +105,8 @@ IMAGES = Section(
 set -f
 ids=$(docker image ls --quiet --no-trunc) || exit 1
 [ -n "$ids" ] || { echo '{}'; exit 0; }
-docker image inspect $ids | jq -c 'map({key: .Id, value: (.RepoDigests // [])}) | from_entries'
+found=$(docker image inspect $ids) || exit 1
+printf '%s' "$found" | jq -c 'map({key: .Id, value: (.RepoDigests // [])}) | from_entries'
 """,
     json.loads,
 )

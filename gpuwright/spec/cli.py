@@ -245,7 +245,8 @@ def trust_(inventory: Path, yes: bool, replace: bool) -> None:
             continue
         for key in keys:
             click.echo(f"{host}  {key.kind}  {key.fingerprint}  {key.state}")
-        if any(key.state == "changed" for key in keys) and not replace:
+        changed = any(key.state == "changed" for key in keys)
+        if changed and not replace:
             click.echo(
                 f"{host}: its key is not the one in {relative(known)}. Rebuilt? Then run this again with --replace. "
                 "Otherwise somebody else answers in its place.",
@@ -253,7 +254,7 @@ def trust_(inventory: Path, yes: bool, replace: bool) -> None:
             )
             failed = True
             continue
-        by_file.setdefault(known, []).extend(key for key in keys if key.state != "known")
+        by_file.setdefault(known, []).extend(key for key in keys if changed or key.state != "known")
     news = sum(map(len, by_file.values()))
     if news and not yes and not _agreed(news):
         click.echo("nothing was recorded", err=True)

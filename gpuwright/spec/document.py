@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from gpuwright.spec.fault import Fault, Path_, Refused, dotted, relative
+from gpuwright.spec.fault import Fault, Refused, SettingPath, dotted, relative
 
 MAX_BYTES = 1024**2
 MAX_DEPTH = 32
@@ -41,9 +41,9 @@ class Document:
 
     file: str
     data: dict[str, Any]
-    marks: dict[Path_, Mark] = field(default_factory=dict)
+    marks: dict[SettingPath, Mark] = field(default_factory=dict)
 
-    def mark(self, path: Path_) -> Mark:
+    def mark(self, path: SettingPath) -> Mark:
         """The mark of a path, or of the nearest part above it that was written."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.marks:
@@ -170,10 +170,10 @@ class _Builder:
         self.values = 0
         self.open: set[int] = set()
 
-    def fault(self, node: yaml.Node, path: Path_, sentence: str, seen: str = "") -> None:
+    def fault(self, node: yaml.Node, path: SettingPath, sentence: str, seen: str = "") -> None:
         self.faults.append(Fault(self.document.file, node.start_mark.line + 1, dotted(path), seen, sentence))
 
-    def value(self, node: yaml.Node, path: Path_, key: yaml.Node | None = None) -> Any:
+    def value(self, node: yaml.Node, path: SettingPath, key: yaml.Node | None = None) -> Any:
         self.values += 1
         if self.values > MAX_VALUES:
             self.fault(node, (), f"grows beyond {MAX_VALUES} values; aliases repeat too much")
@@ -198,7 +198,7 @@ class _Builder:
         finally:
             self.open.discard(id(node))
 
-    def _mapping(self, pairs: list[tuple[yaml.Node, yaml.Node]], path: Path_) -> dict[str, Any]:
+    def _mapping(self, pairs: list[tuple[yaml.Node, yaml.Node]], path: SettingPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key, value in pairs:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-Path_ = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 """Where a value stands: keys and list positions from the top of its file."""
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|authorization|api_?key|private_?key|(^|\.)key$")
@@ -39,12 +39,12 @@ class Refused(Exception):
         super().__init__(report(self.faults))
 
 
-def dotted(path: Path_) -> str:
+def dotted(path: SettingPath) -> str:
     """``('gateway', 'listen', 0, 'port')`` as ``gateway.listen.0.port``."""
     return ".".join(str(part) for part in path)
 
 
-def shown(path: Path_, value: object, raw: str | None = None) -> str:
+def shown(path: SettingPath, value: object, raw: str | None = None) -> str:
     """The value as a report may show it: short, on one line, and never a secret (by its name or by its form)."""
     if isinstance(value, dict | list):
         return ""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from gpuwright.spec import load, pins
 from gpuwright.spec.document import Mark
-from gpuwright.spec.fault import Fault, Path_, Refused, relative, report, shown
+from gpuwright.spec.fault import Fault, Refused, SettingPath, relative, report, shown
 from gpuwright.spec.names import exists, is_host_name
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.sentence import nearest
@@ -78,7 +78,7 @@ class Collected:
 
 
 _collecting: Collected | None = None
-_loaded: dict[Path, Collected] = {}
+_loaded: dict[Path, tuple[dict[str, Any], Collected]] = {}
 
 
 def fleet(
@@ -97,7 +97,7 @@ def fleet(
     Faults of all hosts end the run with one report and exit status 1, before any connection.
     """
     file = Path(inventory).resolve()
-    collected = _collecting if _collecting is not None else _loaded.setdefault(file, Collected(file))
+    collected = _collecting if _collecting is not None else _of_this_run(file, sys._getframe(1).f_globals)
     before = list(collected.faults)
     _read(collected, nodes, pins, empty)
     if _collecting is None and collected.faults != before:
@@ -106,6 +106,13 @@ def fleet(
         print(report(collect(file).faults or collected.faults), file=sys.stderr)
         raise SystemExit(1)
     return [(name, collected.hosts[name]) for name in nodes if name in collected.hosts]
+
+
+def _of_this_run(file: Path, namespace: dict[str, Any]) -> Collected:
+    """What earlier calls of the same run of the file described; a file that is run again starts anew."""
+    if file not in _loaded or _loaded[file][0] is not namespace:
+        _loaded[file] = (namespace, Collected(file))
+    return _loaded[file][1]
 
 
 def collect(inventory: Path) -> Collected:
@@ -161,6 +168,10 @@ def _read(
         return
     collected.known = known
     for host, settings in nodes.items():
+        if not isinstance(host, str):
+            words = "describes a host whose name is not text"
+            collected.faults.append(Fault(name, _call_line(collected.file), "", str(host), words))
+            continue
         place = _Place(name, host, positions)
         collected.faults += _host_faults(collected, place, settings)
         if not isinstance(settings, Mapping) or not isinstance(settings.get("node"), str):
@@ -171,6 +182,10 @@ def _read(
             continue
         wanted = settings.get("set", {})
         if not isinstance(wanted, Mapping):
+            continue
+        if strange := [path for path in wanted if not isinstance(path, str)]:
+            words = 'is not the dotted path of a setting, as in "gateway.hostnames"'
+            collected.faults.append(place.fault(("set",), strange[0], words))
             continue
         overrides = {path: (value, place.mark(("set", path))) for path, value in wanted.items()}
         try:
@@ -203,16 +218,16 @@ class _Place:
 
     file: str
     host: str
-    positions: dict[Path_, int]
+    positions: dict[SettingPath, int]
 
-    def mark(self, path: Path_) -> Mark:
+    def mark(self, path: SettingPath) -> Mark:
         whole = (self.host, *path)
         for length in range(len(whole), 0, -1):
             if whole[:length] in self.positions:
                 return Mark(self.file, self.positions[whole[:length]])
         return Mark(self.file, 0)
 
-    def fault(self, path: Path_, seen: object, sentence: str) -> Fault:
+    def fault(self, path: SettingPath, seen: object, sentence: str) -> Fault:
         value = "" if seen is None else shown(path, seen)
         return Fault(self.file, self.mark(path).line, ".".join((self.host, *map(str, path))), value, sentence)
 
@@ -220,7 +235,7 @@ class _Place:
 def _host_faults(collected: Collected, place: _Place, settings: object) -> list[Fault]:
     found: list[Fault] = []
     host = place.host
-    if not isinstance(host, str) or not (host == "@local" or is_host_name(host)):
+    if not (host == "@local" or is_host_name(host)):
         found.append(place.fault((), None, "is not a host name: letters, digits, '-' and '.', or an IP address"))
     if not isinstance(settings, Mapping):
         return [*found, place.fault((), None, 'must be a mapping such as {"node": "dgx-station-gb300"}')]
@@ -253,7 +268,7 @@ def _address_faults(collected: Collected, place: _Place, settings: Mapping[str, 
     if other == place.host and place.host in collected.hosts:
         return [place.fault((), None, "is described twice in this inventory")]
     if other != place.host:
-        path: Path_ = ("ssh_hostname",) if "ssh_hostname" in settings else ()
+        path: SettingPath = ("ssh_hostname",) if "ssh_hostname" in settings else ()
         return [place.fault(path, None, f"has the same address as {other}: {address[0]} port {address[1]}")]
     return []
 
@@ -263,11 +278,11 @@ def _known(file: Path) -> str:
     return nearest(file.stem, names)
 
 
-def _positions(file: Path) -> dict[Path_, int]:
+def _positions(file: Path) -> dict[SettingPath, int]:
     """Lines of the string keys in the dictionaries of a Python file, by path from each outermost dictionary."""
-    found: dict[Path_, int] = {}
+    found: dict[SettingPath, int] = {}
 
-    def walk(tree: ast.AST, path: Path_) -> None:
+    def walk(tree: ast.AST, path: SettingPath) -> None:
         if isinstance(tree, ast.Dict):
             for key, value in zip(tree.keys, tree.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(key.value, str):

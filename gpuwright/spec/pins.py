@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from gpuwright.spec import document, sentence
 from gpuwright.spec.base import Commit, Digest, Sha256, Strict
 from gpuwright.spec.document import Document
-from gpuwright.spec.fault import Fault, Path_, Refused, dotted, relative
+from gpuwright.spec.fault import Fault, Refused, SettingPath, dotted, relative
 from gpuwright.spec.node import NodeSpec
 
 LOCK_FILE = "pins.lock.yaml"
@@ -59,7 +59,7 @@ class Pins:
 class Wanted:
     """Something that a node file names by a name that can move: where it stands, and its key in the lock."""
 
-    path: Path_
+    path: SettingPath
     section: Section
     key: str
 
@@ -133,7 +133,7 @@ def fill(spec: NodeSpec, known: Pins, source: Document, inventory: str) -> tuple
     return spec, missing
 
 
-def _replace(part: Any, path: Path_, values: dict[str, Any]) -> Any:
+def _replace(part: Any, path: SettingPath, values: dict[str, Any]) -> Any:
     """A copy of a frozen description with some values replaced at a path."""
     if not path:
         return part.model_copy(update=values)

@@ -135,9 +135,12 @@ def _registry_token(challenge: str, host: str, name: str, ca: Path | None) -> st
 def _refusal(host: str, what: str, status: int, kind: str) -> str:
     if status == 404:
         return f"{host} knows no {kind} {what}"
-    if status in (401, 403):
-        hint = "accept its licence and set models.token" if kind == "model" else "write the digest into the node file"
+    if status in (401, 403) and kind == "model":
+        # the hub does not tell strangers which of its private models exist
+        hint = "check its name; a private or gated one needs models.token, and its licence accepted on the hub"
         return f"{host} refuses {kind} {what} (status {status}); {hint}"
+    if status in (401, 403):
+        return f"{host} refuses {kind} {what} (status {status}); write the digest into the node file"
     if status == 429:
         return f"{host} asks to be left alone for a while (status 429); try again later"
     return f"{host} answers status {status} for {kind} {what}; try again later"

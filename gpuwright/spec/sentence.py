@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpuwright.spec.document import Document
-from gpuwright.spec.fault import Fault, Path_, dotted, shown
+from gpuwright.spec.fault import Fault, SettingPath, dotted, shown
 
 _SENTENCES = {
     # pydantic's error type: our sentence, formatted with the error's context
@@ -86,7 +86,7 @@ def faults(error: ValidationError, document: Document, model: type[BaseModel]) -
         yield Fault(mark.file, mark.line, dotted(path), seen, _sentence(detail, path, allowed))
 
 
-def _sentence(detail: ErrorDetails, path: Path_, allowed: list[str]) -> str:
+def _sentence(detail: ErrorDetails, path: SettingPath, allowed: list[str]) -> str:
     kind = detail["type"]
     context: dict[str, Any] = detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -129,7 +129,7 @@ def _about_a_secret(detail: ErrorDetails) -> bool:
     return "secret" in detail["msg"]
 
 
-def _written_path(loc: Path_, data: Any, model: type[BaseModel]) -> tuple[Path_, list[str]]:
+def _written_path(loc: SettingPath, data: Any, model: type[BaseModel]) -> tuple[SettingPath, list[str]]:
     """Pydantic's location without what the writer never wrote (union tags), and the settings allowed where it ends."""
     path: list[str | int] = []
     value: Any = data

@@ -112,12 +112,16 @@ def _recorded(known: Path) -> dict[tuple[str, str], str]:
 
 
 def record(keys: list[HostKey], known: Path) -> None:
-    """Put keys into a known_hosts file in place of those they changed; the old file or the new one is there."""
+    """Put keys into a known_hosts file; the old file or the new one is there.
+
+    A host of which one key changed was rebuilt: all its old keys go, so `keys` has all of its new ones.
+    """
     replaced = {(key.name, key.kind) for key in keys}
+    rebuilt = {key.name for key in keys if key.state == "changed"}
     kept = [
         line
         for line in (known.read_text().splitlines() if known.exists() else ())
-        if len(line.split()) < 3 or (line.split()[0], line.split()[1]) not in replaced
+        if len(line.split()) < 3 or (line.split()[0] not in rebuilt and tuple(line.split()[:2]) not in replaced)
     ]
     descriptor, temporary = tempfile.mkstemp(dir=known.parent, prefix=f".{known.name}.")
     try:

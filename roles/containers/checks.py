@@ -18,8 +18,8 @@ from gpuwright.spec.node import NodeSpec
 DAEMON = Section(
     "audit-docker-daemon",
     r"""
-docker info --format '{{json .}}' |
-  jq -c '{version: .ServerVersion, live_restore: .LiveRestoreEnabled, log: .LoggingDriver, root: .DockerRootDir}'
+info=$(docker info --format '{{json .}}') || exit 1
+printf '%s' "$info" | jq -c '{version: .ServerVersion, live_restore: .LiveRestoreEnabled, log: .LoggingDriver, root: .DockerRootDir}'
 """,
     json.loads,
 )
@@ -55,7 +55,8 @@ exit 0
 DROPS = Section(
     "audit-docker-drops",
     r"""
-nft -j list ruleset | jq -c '[.nftables[] | (.chain // empty | {chain: {family, table, name, hook, policy}}),
+rules=$(nft -j list ruleset) || exit 1
+printf '%s' "$rules" | jq -c '[.nftables[] | (.chain // empty | {chain: {family, table, name, hook, policy}}),
                               (.rule // empty | {rule: {family, table, chain, expr}})]'
 """,
     json.loads,
@@ -111,8 +112,13 @@ def _default_address(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _no_tcp_api(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    open_ = [entry.split(" ")[0] for entry in _after("listens", seen.read(ACCESS)) if '"dockerd"' in entry]
-    return without([f"dockerd listens on {a}" for a in open_], "dockerd has no TCP socket", "none")
+    # Without a proxy process dockerd itself keeps a published port taken; nothing answers on that socket.
+    taken = {f"{p['address']}:{p['host_port']}" for c in _running(seen) for p in c.published}
+    sockets = {entry.split(" ")[0] for entry in _after("listens", seen.read(ACCESS)) if '"dockerd"' in entry}
+    faults = [f"dockerd listens on {address}" for address in sorted(sockets - taken)]
+    return without(
+        faults, "dockerd has no TCP socket but for published ports", f"published: {', '.join(taken) or 'none'}"
+    )
 
 
 def _socket(seen: Snapshot, spec: NodeSpec) -> Verdict:
@@ -357,7 +363,7 @@ CONTROLS = (
         title="Docker's API is not on the network.",
         reason="Whoever reaches it is root on the node.",
         severity="critical",
-        observed=(ACCESS,),
+        observed=(ACCESS, CONTAINERS),
         predicate=_no_tcp_api,
         remedy='remove "hosts" from daemon.json and -H tcp:// from the unit, then restart Docker',
         risk="remote clients of the API lose it",

@@ -61,7 +61,8 @@ def docker_arguments(name: str, engine: Engine, model_directory: str) -> list[st
         # A core file would hold prompts and weights.
         "--ulimit=core=0",
         f"--stop-timeout={engine.stop_timeout}",
-        "--log-driver=local",
+        # A format that is readable while Docker is down, unlike `local`.
+        "--log-driver=json-file",
         "--log-opt=max-size=64m",
         "--log-opt=max-file=4",
         f"--mount=type=bind,source={model_directory},target=/model,readonly",
@@ -123,7 +124,8 @@ def _sglang(settings: SglangSettings) -> Iterator[str]:
     yield from option("reasoning-parser", settings.reasoning_parser)
     if settings.disable_cuda_graph:
         yield "--disable-cuda-graph"
-    yield from option("cuda-graph-max-bs", settings.cuda_graph_max_bs)
+    # SGLang 0.5.23 has one limit for decode and one for prefill; the old name is ambiguous and refused.
+    yield from option("cuda-graph-max-bs-decode", settings.cuda_graph_max_bs)
     # The drain reads the requests in flight there.
     yield "--enable-metrics"
     yield from settings.extra_flags

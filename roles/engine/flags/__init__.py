@@ -60,10 +60,15 @@ def unknown_flags(kind: Kind, argv: Sequence[str]) -> list[str]:
     Flags that take a value may have it in the same word (``--name=value``) or in the next. Words that are no flags
     (``serve``, the model's path) are passed over. Values are checked where the engine has a list of them or wants a number.
     """
-    return [f"{flag} {wrong}" for flag, wrong in _refusals(table(kind), kind, list(argv))]
+    return [f"{flag} {wrong}" for flag, wrong in refusals(kind, argv)]
 
 
-def _refusals(known: Table, kind: Kind, argv: list[str]) -> Iterator[tuple[str, str]]:
+def refusals(kind: Kind, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The same as pairs: the flag, and what is wrong with it."""
+    known = table(kind)
+    argv = list(argv)
+    if argv[:1] == ["-m"]:  # Python's, in front of the engine's module
+        argv = argv[2:]
     words = iter(enumerate(argv))
     for position, word in words:
         if not re.match(r"--?[A-Za-z]", word) or (kind == "vllm" and re.fullmatch(r"-O(=?\d)?", word)):

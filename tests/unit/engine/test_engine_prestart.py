@@ -95,6 +95,17 @@ def test_manifest_missing(node: Node) -> None:
     assert "gpuwright-model-tiny" in sentence
 
 
+def test_weights_that_are_on_their_way_are_waited_for(node: Node) -> None:
+    node.program("systemctl", 'case "$*" in *gpuwright-model-tiny.service) echo activating ;; esac')
+    manifest = node.path(f"{MODEL}.manifest.json")
+    text = manifest.read_text()
+    manifest.unlink()
+    threading.Timer(1.5, manifest.write_text, [text]).start()
+    assert "the weights are still being fetched by gpuwright-model-tiny" in accepted(node)
+    manifest.unlink()
+    assert node.run("engine-prestart")[0] == 75
+
+
 def test_a_file_of_another_size(node: Node) -> None:
     node.write(f"{MODEL}/model.safetensors", "x" * 99)
     assert f"{MODEL}/model.safetensors is 99; expected: 100 bytes" in refused(node)

@@ -120,7 +120,7 @@ def test_every_sglang_setting() -> None:
         "--tool-call-parser=glm47",
         "--reasoning-parser=glm45",
         "--disable-cuda-graph",
-        "--cuda-graph-max-bs=4",
+        "--cuda-graph-max-bs-decode=4",
         "--enable-metrics",
         "--z=1",
     ]

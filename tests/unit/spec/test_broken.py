@@ -78,7 +78,14 @@ def test_says_exactly_what_is_wrong(name, tmp_path):
 
 # Through pyinfra itself: its words are its own, the report is ours, nothing is connected.
 @pytest.mark.parametrize(
-    "name", ["no-hosts.py", "faults-in-two-groups.py", "unknown-ssh-setting.py", "gpu-used-twice.yaml"]
+    "name",
+    [
+        "no-hosts.py",
+        "faults-in-two-groups.py",
+        "unknown-ssh-setting.py",
+        "gpu-used-twice.yaml",
+        "model-not-pinned.yaml",
+    ],
 )
 def test_pyinfra_ends_with_the_same_report(name, tmp_path):
     done = subprocess.run(
@@ -90,7 +97,7 @@ def test_pyinfra_ends_with_the_same_report(name, tmp_path):
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr.endswith(report(EXPECTED[name]))
+    assert done.stderr.endswith(report(EXPECTED[name]).replace("INVENTORY", str(inventory_of(name, tmp_path))))
     assert "Traceback" not in done.stdout + done.stderr
     assert "Connect" not in done.stdout + done.stderr
 

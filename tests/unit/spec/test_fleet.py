@@ -126,3 +126,10 @@ def test_relative_files_on_the_controller_start_at_the_inventory(inventory, tmp_
 def test_a_host_without_a_description_says_so():
     with pytest.raises(Refused, match="is described by no node file; name it in an inventory"):
         node(Host("gpu-09", {}))
+
+
+def test_a_file_that_is_run_again_starts_anew(inventory, tmp_path):
+    """An audit and a deploy in one process read the same inventory twice; no host is "described twice" by that."""
+    first = inventory('{"gpu-01": {"node": "lab"}}')
+    again = runpy.run_path(str(tmp_path / "site.py"))["gpu_nodes"]
+    assert again == first

@@ -264,7 +264,7 @@ MANIFEST, REVISION = "/v2/team/sim/manifests/v1", "/api/models/maker/small/revis
         (
             REVISION,
             (401, {}, b""),
-            "{host} refuses model maker/small@main (status 401); accept its licence and set models.token",
+            "{host} refuses model maker/small@main (status 401); check its name; a private or gated one needs models.token",
         ),
         (
             REVISION,

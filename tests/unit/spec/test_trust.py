@@ -125,12 +125,14 @@ def test_a_changed_key_is_refused_until_somebody_says_that_the_machine_was_rebui
     server = sshd(other)
     known = inventory(server.port)
     line = f"[127.0.0.1]:{server.port} {ecdsa.get_name()} {ecdsa.get_base64()}\n"
+    stale = f"[127.0.0.1]:{server.port} ssh-ed25519 AAAA\n"
     known.write_text("# kept\n" + line)
     done = run("--yes")
     assert done.exit_code == 1
     assert f"gpu-01  {other.get_name()}  {other.fingerprint}  changed" in done.output
     assert "gpu-01: its key is not the one in known_hosts. Rebuilt? Then run this again with --replace." in done.output
     assert known.read_text() == "# kept\n" + line
+    known.write_text("# kept\n" + stale + line)
     assert run("--yes", "--replace").exit_code == 0
     new = f"[127.0.0.1]:{server.port} {other.get_name()} {other.get_base64()}\n"
     assert known.read_text() == "# kept\n" + new

@@ -1,0 +1,35 @@
+"""The controls as a table for people: ``python -m gpuwright.audit.catalogue`` prints what docs/audit.md ends with."""
+
+from __future__ import annotations
+
+from gpuwright.audit.control import Control
+from gpuwright.audit.controls import ROLES, of_role
+
+_SHORT = {
+    "cis-debian-12": "CIS Debian 12",
+    "cis-docker": "CIS Docker",
+    "nist-800-171-r2": "r2",
+    "nist-800-171-r3": "r3",
+    "bsi-it-grundschutz": "BSI",
+}
+
+
+def table() -> str:
+    """Markdown: one table per role."""
+    parts = []
+    for role in ROLES:
+        rows = "\n".join(_row(control) for control in of_role(role))
+        parts.append(f"### {role}\n\n| id | promise | severity | evidence for |\n| --- | --- | --- | --- |\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _row(control: Control) -> str:
+    ids = control.references.ids
+    named = "; ".join(f"{words} {', '.join(ids[name])}" for name, words in _SHORT.items() if name in ids)
+    if named and control.references.inferred:
+        named += " (inferred)"
+    return f"| {control.id} | {control.title} | {control.severity} | {named or '-'} |"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,95 @@
+"""Asking a node from the controller, as a client or an attacker would."""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import socket
+import ssl
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import paramiko
+
+TIMEOUT_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a gateway is asked: an address and port that the controller reaches, and the name the client uses."""
+
+    address: str
+    port: int
+    hostname: str
+    tls: bool
+
+
+def anybody() -> ssl.SSLContext:
+    """A TLS client that does not look who answers. For questions without a secret in them only."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def trusting(roots: str | None) -> ssl.SSLContext:
+    """A TLS client as a user has it; `roots` are PEM certificates to trust, None the controller's own."""
+    return ssl.create_default_context(cadata=roots)
+
+
+def status(
+    place: Place, context: ssl.SSLContext, method: str, path: str, headers: Mapping[str, str] | None = None
+) -> int | None:
+    """The status of one request; None when the connection was closed without an answer.
+
+    Raises OSError when the place is not reached, ssl.SSLError when the handshake fails.
+    """
+    plain = socket.create_connection((place.address, place.port), TIMEOUT_SECONDS)
+    with plain:
+        sock = context.wrap_socket(plain, server_hostname=place.hostname) if place.tls else plain
+        client = http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_SECONDS)
+        client.sock = sock
+        try:
+            client.request(method, path, headers=dict(headers or {}))
+            return client.getresponse().status
+        except (http.client.HTTPException, ConnectionError):
+            return None
+
+
+def handshake(place: Place, context: ssl.SSLContext) -> str:
+    """The end of validity of the certificate that `context` accepted. Raises ssl.SSLError, OSError."""
+    with (
+        socket.create_connection((place.address, place.port), TIMEOUT_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=place.hostname) as sock,
+    ):
+        return str((sock.getpeercert() or {}).get("notAfter", ""))
+
+
+def is_open(address: str, port: int) -> bool:
+    """Whether a TCP connection is accepted. Refused, filtered and unreachable are all "not"."""
+    try:
+        with socket.create_connection((address, port), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+def ssh_methods(address: str, port: int) -> tuple[str, ...]:
+    """What sshd offers somebody who has nothing: the methods by name. Raises OSError, paramiko.SSHException."""
+    with socket.create_connection((address, port), TIMEOUT_SECONDS) as plain:
+        transport = paramiko.Transport(plain)
+        try:
+            transport.start_client(timeout=TIMEOUT_SECONDS)
+            try:
+                transport.auth_none("root")
+            except paramiko.BadAuthenticationType as refusal:
+                return tuple(sorted(refusal.allowed_types))
+            return ("none",)
+        finally:
+            transport.close()
+
+
+def unknown_key() -> str:
+    """Something with the shape of a key that nobody was ever given."""
+    return "sk-" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(68))

@@ -1,0 +1,83 @@
+"""What holds for every control, whatever it looks at."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuwright.audit import catalogue, controls, references
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "lab"))
+import sabotage
+
+EVERY = controls.every()
+ROLE = {"BASE": "base", "CONT": "containers", "MODL": "models", "ENGN": "engine", "GATE": "gateway"}
+
+
+def test_ids_are_stable_unique_and_say_their_role():
+    ids = [control.id for control in EVERY]
+    assert len(ids) == len(set(ids)) >= 40
+    for role in controls.ROLES:
+        for number, control in enumerate(controls.of_role(role), 1):
+            match = re.fullmatch(r"GPW-([A-Z]{4})-(\d{3})", control.id)
+            assert match, control.id
+            assert ROLE[match[1]] == role
+            assert int(match[2]) == number, "ids are given in order and never again"
+
+
+@pytest.mark.parametrize("control", EVERY, ids=lambda control: control.id)
+def test_a_control_says_what_why_how_and_what_then(control):
+    assert re.fullmatch(r"[A-Za-z].{10,110}\.", control.title), "one plain sentence"
+    assert control.title.count(". ") == 0
+    assert control.reason[-1] in ".:)" or control.reason.endswith(")."), control.reason
+    assert control.severity in ("low", "medium", "high", "critical")
+    assert control.observed
+    assert control.how
+    assert control.remedy
+    assert control.risk
+
+
+@pytest.mark.parametrize("section", controls.sections(EVERY), ids=lambda section: section.name)
+def test_sections_are_plain_posix_shell_and_change_nothing(section):
+    checked = subprocess.run(["dash", "-n", "-c", section.script], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    # One section of the library keeps its list of paths in a file of its own in /run, for as long as it runs.
+    changing = "mv|chmod|chown|tee|kill|mkdir|touch|truncate|mount|useradd|apt-get" + (
+        "" if section.name == "owned" else "|rm"
+    )
+    found = re.findall(rf"(?m)(?:^|[|;&(]|\bdo|\bthen)\s*((?:{changing}) .*)", section.script)
+    found += re.findall(r"systemctl (?:start|stop|restart|reload|enable|disable|mask|kill).*", section.script)
+    found += re.findall(r"docker (?:\w+ )?(?:rm|stop|start|run|create|update|exec|kill|pull).*", section.script)
+    assert found == []
+
+
+def test_every_control_has_a_sabotage_or_a_reason_why_no_lab_host_can_be_made_so():
+    ids = {control.id for control in EVERY}
+    assert not sabotage.SABOTAGES.keys() & sabotage.NOT_IN_THE_LAB.keys()
+    assert sabotage.SABOTAGES.keys() | sabotage.NOT_IN_THE_LAB.keys() == ids
+    for entry in sabotage.SABOTAGES.values():
+        assert entry.also.keys() <= ids
+        assert all(entry.also.values())
+    assert set(sabotage.SAMPLE) <= sabotage.SABOTAGES.keys()
+
+
+def test_sabotages_are_plain_posix_shell():
+    for key, entry in sabotage.SABOTAGES.items():
+        for script in (entry.do, entry.undo):
+            checked = subprocess.run(["dash", "-n", "-c", script], capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, (key, checked.stderr)
+
+
+def test_references_name_their_subject_and_keep_the_mark_of_our_own_judgement():
+    for control in EVERY:
+        if control.references is not references.NONE:
+            assert control.references.subject
+            assert control.references.ids
+            assert isinstance(control.references.inferred, bool)
+
+
+def test_the_documentation_lists_the_controls_as_they_are():
+    documented = (Path(__file__).parents[3] / "docs" / "audit.md").read_text().partition("## Controls\n\n")[2]
+    assert documented == catalogue.table(), "put the output of python -m gpuwright.audit.catalogue there"
