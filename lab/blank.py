@@ -36,6 +36,7 @@ _PERSONAL = (
     "etc/hostname",
     "etc/resolv.conf",
     "etc/apt/sources.list",
+    "etc/apt/sources.list.d/*",
     "etc/apt/apt.conf.d/99mmdebstrap",
     "var/log/apt/*",
     "var/log/*.log",

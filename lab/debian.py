@@ -46,6 +46,12 @@ def mirror() -> Mirror:
     )
 
 
+def upstream_proxy() -> str:
+    """The proxy this machine's apt goes through to http mirrors, "" for none: the lab's own proxy goes there, too."""
+    said = run(["apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"]).stdout.splitlines()
+    return said[0] if said and said[0].startswith("http") else ""
+
+
 def _archives() -> dict[str, str]:
     fields = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
     found: dict[str, str] = {}

@@ -15,7 +15,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -297,14 +297,15 @@ def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) ->
         hosts = [_known_or_new(name, release, segment) for name in names]
         _record_host_keys()
     off = [host for host in hosts if blank or not host.running]
-    for host in off:
-        with step(f"Booting {host.name} ({host.release}, {host.address})"), host._alone():
-            host.power_off()
-            if blank or not (host.directory / "image").exists():
-                host._install()
-            host._switch_on()
-    for host in hosts:
-        host.wait()
+    with step(f"Booting {', '.join(host.name for host in off)} ({release})") if off else nullcontext():
+        for host in off:
+            with host._alone():
+                host.power_off()
+                if blank or not (host.directory / "image").exists():
+                    host._install()
+                host._switch_on()
+        for host in hosts:
+            host.wait()
     return hosts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lab import debian
 from lab.network import Segment
 from lab.paths import CACHE, make_private, state
 from lab.service import Service
@@ -20,6 +21,7 @@ def start(segment: Segment) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     etc = directory / "etc"
     etc.mkdir(exist_ok=True)
+    upstream = debian.upstream_proxy()
     (etc / "acng.conf").write_text(
         f"CacheDir: {cache}\n"
         f"LogDir: {directory}\n"
@@ -30,6 +32,6 @@ def start(segment: Segment) -> None:
         "ForeGround: 1\n"
         # Package lists younger than this are not asked for again, in seconds.
         "FreshIndexMaxAge: 21600\n"
-        "ExThreshold: 30\n"
+        "ExThreshold: 30\n" + (f"Proxy: {upstream}\n" if upstream else "")
     )
     Service("apt-proxy", ["apt-cacher-ng", "-c", str(etc)], segment.gateway, PORT).start()

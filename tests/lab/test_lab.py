@@ -14,16 +14,19 @@ import pytest
 
 import lab
 from lab import images
+from lab.paths import locked
 
 pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_lab(tmp_path_factory):
-    """A lab of this module's own, next to whatever lab runs on this machine."""
-    directory = tmp_path_factory.mktemp("lab")
-    with pytest.MonkeyPatch.context() as patch:
+def own_lab():
+    """A lab of this module's own, next to whatever lab runs on this machine; always the same one, so that what a
+    killed test run leaves is cleared by the next."""
+    directory = Path("/var/lib/gpuwright-lab-selftest")
+    with pytest.MonkeyPatch.context() as patch, locked(directory.with_suffix(".lock")):
         patch.setenv("GPUWRIGHT_LAB_DIR", str(directory))
+        lab.down()
         yield directory
         lab.down()
 
@@ -83,7 +86,9 @@ def test_the_host_key_is_checked(host, tmp_path):
 
 def test_a_host_reaches_packages_and_nothing_else(host):
     assert host.run("ip route show default").stdout == ""
-    host.run("apt-get update -qq && apt-get install -qqy --no-install-recommends jq")
+    # -qq says nothing but warnings; there are none about the blank host's own sources
+    assert host.run("apt-get update -qq 2>&1").stdout == ""
+    host.run("apt-get install -qqy --no-install-recommends jq")
     assert host.run("jq -n 1").stdout == "1\n"
 
 
@@ -178,6 +183,40 @@ def test_containers_run_and_the_image_comes_from_the_registry_by_digest(host):
     ask = "exec 3<>/dev/tcp/127.0.0.1/8000; printf 'GET /v1/models HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
     assert '"hello"' in host.run(f'for i in 1 2 3 4 5 6 7 8 9; do bash -c "{ask}" && break; sleep 1; done').stdout
     assert host.run("docker info -f '{{.Driver}} {{.CgroupVersion}}'").stdout == "overlay2 2\n"
+
+
+@pytest.mark.proof
+def test_the_lab_works_where_systemd_is_pid_1_and_installs_its_tools():
+    """A lab inside a lab host: a fresh Debian server, with this machine's proxy between it and the archive."""
+    [server] = lab.up(["server"], blank=True)
+    repository = Path(__file__).resolve().parents[2]
+    packed = subprocess.run(["tar", "-c", "lab", "gpuwright"], cwd=repository, capture_output=True, check=True).stdout
+    argv = [*server.ssh_argv(), "mkdir /opt/repository && tar -x -C /opt/repository"]
+    subprocess.run(argv, input=packed, check=True)
+    server.run(
+        "apt-get update -qq && apt-get install -qqy --no-install-recommends python3-click python3-rich", timeout=300
+    )
+
+    def inner(arguments, check=True):
+        # Its state where a plain file system is: an overlay cannot carry an overlay's upper layer.
+        command = f"cd /opt/repository && GPUWRIGHT_LAB_DIR=/var/lib/docker/lab python3 -m gpuwright lab {arguments}"
+        return server.run(command, check=check, timeout=600)
+
+    assert "Installing apt-cacher-ng, docker-registry, mmdebstrap, systemd-container" in inner("up").stderr
+    assert (
+        server.run("systemctl is-enabled apt-cacher-ng docker-registry", check=False).stdout == "disabled\ndisabled\n"
+    )
+    unit = "gpuwright-lab-lab-1.service"
+    assert server.run(f"systemctl is-active {unit}").stdout == "active\n"
+    assert inner("exec lab-1 hostname").stdout == "lab-1\n"
+    inner("reboot lab-1")
+    server.run(f"kill -KILL $(cat /sys/fs/cgroup/system.slice/{unit}/watch/cgroup.procs)")
+    assert inner("up").stdout.split() == ["lab-1", "10.83.0.11", "trixie", "running"]
+    inner("down")
+    assert server.run(f"systemctl is-active {unit}", check=False).stdout == "inactive\n"
+    assert server.run("ip -o link | grep gpw; ps -e | grep -E 'apt-cacher|registry|nspawn'", check=False).stdout == ""
+    assert server.run("systemctl is-system-running").stdout == "running\n"
+    server.destroy()
 
 
 def test_the_command_line_says_what_is_wrong_in_one_sentence(host):
