@@ -180,7 +180,7 @@ def test_containers_run_and_the_image_comes_from_the_registry_by_digest(host):
     host.run(f"docker pull -q {image.reference}")
     flags = "--read-only --cap-drop ALL --user 10001 --security-opt no-new-privileges -p 127.0.0.1:8000:8000"
     host.run(f"docker run -d --name engine {flags} {image.reference} --model x --served-model-name hello")
-    ask = "exec 3<>/dev/tcp/127.0.0.1/8000; printf 'GET /v1/models HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
+    ask = "exec 3<>/dev/tcp/127.0.0.1/8000; printf 'GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n' >&3; timeout 5 cat <&3"
     assert '"hello"' in host.run(f'for i in 1 2 3 4 5 6 7 8 9; do bash -c "{ask}" && break; sleep 1; done').stdout
     assert host.run("docker info -f '{{.Driver}} {{.CgroupVersion}}'").stdout == "overlay2 2\n"
 
