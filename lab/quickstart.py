@@ -85,7 +85,10 @@ def main(engine: str, release: str) -> None:
             f"expected 401 without a key and 200 with one, got {refused.status_code} and {answer.status_code}: {answer.text[:200]}"
         )
     text = answer.json()["choices"][0]["message"]["content"]
-    what = {"sim": "a SIMULATED engine (no model)", "vllm": "real vLLM with a tiny model of random weights"}[engine]
+    what = {
+        "sim": "a SIMULATED engine (no model)",
+        "vllm": "real vLLM on the CPU, with a tiny model whose weights were written by hand",
+    }[engine]
     click.echo(f"""
 Without a key: 401. With a key: 200, answered by {what}:
   {str(text).strip()[:160]!r}
