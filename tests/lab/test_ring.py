@@ -80,8 +80,8 @@ def test_the_ring_on_debian_13(site, tmp_path):
         'sed -i \'s/"live-restore": true/"live-restore": false/\' /etc/docker/daemon.json && systemctl reload docker'
     )
     red = audit(site, tmp_path)
-    for role in ("engine", "gateway", "containers"):
-        assert any(role in name for name in red), f"nothing about {role} in {red}"
+    for role in ("ENGN", "GATE", "CONT"):
+        assert any(f"GPW-{role}-" in name for name in red), f"nothing about {role} in {red}"
 
     repaired = site.deploy()
     assert repaired.all_changed
