@@ -33,7 +33,7 @@ exit 0
 
 CLOCK = Section("audit-base-clock", "timedatectl show --property=NTPSynchronized --value", str.strip)
 
-# apt's own view of all its files; -a in front of needrestart's: the drop-ins are read by its main file.
+# apt's own view of all its files.
 UPGRADES = Section(
     "audit-base-upgrades",
     r"""
@@ -46,11 +46,13 @@ exit 0
     str.splitlines,
 )
 
+# Read as needrestart reads it: Perl, whose main file reads the drop-ins.
 NEEDRESTART = Section(
     "audit-base-needrestart",
     r"""
 [ -e /etc/needrestart/needrestart.conf ] || { echo absent; exit 0; }
-perl -e 'our %nrconf = (); do "/etc/needrestart/needrestart.conf" or die; print $nrconf{restart} // "unset", "\n"'
+perl -e 'our %nrconf = (); eval do { local (@ARGV, $/) = "/etc/needrestart/needrestart.conf"; <> }; die $@ if $@;
+  print $nrconf{restart} // "unset", "\n"'
 """,
     str.strip,
 )

@@ -35,7 +35,8 @@ class Process:
     """The gateway's process, as the kernel has it."""
 
     status: dict[str, str] = field(default_factory=dict)
-    mounts: dict[str, str] = field(default_factory=dict)  # point to options
+    root: str = ""  # mount options of its root file system
+    sees: list[str] = field(default_factory=list)  # places that it shares with everybody
     core: str = ""
 
 
@@ -46,9 +47,10 @@ def _parse_process(text: str) -> Process:
         if tag == "status":
             key, _, value = rest.partition(":")
             found.status[key] = value.strip()
-        elif tag == "mount":
-            point, options = rest.split(" ")
-            found.mounts[point] = options
+        elif tag == "root":
+            found.root = rest
+        elif tag == "sees":
+            found.sees.append(rest)
         elif tag == "core":
             found.core = rest
     return found
@@ -61,7 +63,11 @@ pid=$(systemctl show --property=MainPID --value gpuwright-gateway.service)
 [ "${pid:-0}" -gt 0 ] || exit 1
 awk '/^(Uid|Gid|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp|Seccomp_filters):/ {print "status " $0}' "/proc/$pid/status" || exit 1
 sed -n 's/^Seccomp_filters:[[:space:]]*/status Init_filters: /p' /proc/1/status
-awk '{print "mount " $5 " " $6}' "/proc/$pid/mountinfo"
+awk '$5 == "/" {print "root " $6}' "/proc/$pid/mountinfo"
+# Through the process's own root: what it sees in these places, and whether that is what everybody sees there.
+for path in /home /root /tmp /dev; do
+  [ "$(stat -L -c %d:%i "/proc/$pid/root$path")" != "$(stat -L -c %d:%i "$path")" ] || echo "sees $path"
+done
 awk '/^Max core file size/ {print "core " $5 " " $6}' "/proc/$pid/limits"
 systemctl show --property=User gpuwright-gateway.service | sed -n 's/^User=/status Wanted:/p'
 exit 0
@@ -219,17 +225,16 @@ def _filtered(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _shut_in(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    mounts = seen.read(PROCESS).mounts
-    read_only = {point for point, options in mounts.items() if "ro" in options.split(",")}
+    process = seen.read(PROCESS)
     faults = [
-        *([] if "/" in read_only else ["the root file system is writable"]),
-        *([] if {"/home", "/root"} <= mounts.keys() else ["home directories are visible"]),
-        *([] if "/tmp" in mounts else ["/tmp is shared with others"]),
-        *([] if "/dev" in mounts else ["devices are visible"]),
+        *(
+            []
+            if "ro" in process.root.split(",")
+            else [f"its root file system is mounted {process.root or 'as everybody has it'}"]
+        ),
+        *(f"it sees {path} as everybody does" for path in process.sees),
     ]
-    return without(
-        faults, "a root file system of its own, read-only, without homes, devices and others' /tmp", "so it is"
-    )
+    return without(faults, "a read-only root, and /home, /root, /tmp and /dev of its own or none", "so it is")
 
 
 _SANDBOX = {

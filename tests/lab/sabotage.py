@@ -113,6 +113,17 @@ def _weights(command: str, undo: str) -> Sabotage:
 _KEEP_MANIFEST, _OLD_MANIFEST = "cp -a $manifest $kept/manifest", "cp -a $kept/manifest $manifest"
 _RESTART_GATEWAY = f"systemctl restart {_GATEWAY}"
 _JOB = f"gpuwright-model-{MODEL}.service"
+# Every setting that systemd enforces through a filter.
+_NO_FILTER = (
+    "[Service]\\nSystemCallFilter=\\nSystemCallArchitectures=\\nRestrictAddressFamilies=\\nRestrictNamespaces=no\\n"
+    "RestrictRealtime=no\\nRestrictSUIDSGID=no\\nLockPersonality=no\\nMemoryDenyWriteExecute=no\\n"
+    "ProtectKernelTunables=no\\nProtectKernelModules=no\\nProtectKernelLogs=no\\nProtectClock=no\\nProtectHostname=no\\n"
+    "PrivateDevices=no\\n"
+)
+_WITH_THE_FILTER = {
+    "GPW-GATE-007": "PrivateDevices= has a filter too",
+    "GPW-GATE-008": "systemd enforces these settings through the filter",
+}
 
 SABOTAGES: dict[str, Sabotage] = {
     # --- base
@@ -271,18 +282,16 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "GPW-GATE-003": _drop_in(_GATEWAY, "[Service]\\nUser=daemon\\n", _RESTART_GATEWAY),
     "GPW-GATE-004": _drop_in(_GATEWAY, "[Service]\\nCapabilityBoundingSet=CAP_CHOWN\\n", _RESTART_GATEWAY),
-    "GPW-GATE-005": _drop_in(_GATEWAY, "[Service]\\nNoNewPrivileges=no\\n", _RESTART_GATEWAY),
-    "GPW-GATE-006": _drop_in(
+    "GPW-GATE-005": _drop_in(
         _GATEWAY,
-        "[Service]\\nSystemCallFilter=\\nSystemCallArchitectures=\\nRestrictAddressFamilies=\\nRestrictNamespaces=no\\n"
-        "RestrictRealtime=no\\nRestrictSUIDSGID=no\\nLockPersonality=no\\nMemoryDenyWriteExecute=no\\nProtectKernelTunables=no\\n"
-        "ProtectKernelModules=no\\nProtectKernelLogs=no\\nProtectClock=no\\nProtectHostname=no\\nPrivateDevices=no\\n",
+        f"{_NO_FILTER}NoNewPrivileges=no\\n",
         _RESTART_GATEWAY,
         {
-            "GPW-GATE-007": "PrivateDevices= is a filter too",
-            "GPW-GATE-008": "systemd enforces those settings through the filter",
+            "GPW-GATE-006": "systemd sets no_new_privs itself for a filter without CAP_SYS_ADMIN (systemd.exec(5))",
+            **_WITH_THE_FILTER,
         },
     ),
+    "GPW-GATE-006": _drop_in(_GATEWAY, _NO_FILTER, _RESTART_GATEWAY, _WITH_THE_FILTER),
     "GPW-GATE-007": _drop_in(_GATEWAY, "[Service]\\nProtectHome=no\\n", _RESTART_GATEWAY),
     "GPW-GATE-008": _drop_in(_GATEWAY, "[Service]\\nMemoryDenyWriteExecute=no\\n"),
     "GPW-GATE-009": _drop_in(_GATEWAY, "[Service]\\nLimitCORE=infinity\\n", _RESTART_GATEWAY),
