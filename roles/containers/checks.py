@@ -43,7 +43,7 @@ getent group docker | cut -d: -f4 | tr ',' '\n' | sed -n 's/./member &/p'
 [ -z "$gid" ] || getent passwd | awk -F: -v gid="$gid" '$4 == gid {print "member " $1}'
 stat -L -c 'socket %a %U %G' /run/docker.sock || exit 1
 [ ! -e /etc/docker/daemon.json ] || stat -L -c 'file %a %U %G' /etc/docker/daemon.json
-for name in docker.io docker-ce containerd containerd.io; do
+for name in docker.io docker-cli docker-ce docker-ce-cli containerd containerd.io; do
   dpkg-query -W -f '${db:Status-Want} ${db:Status-Status} ${Package}\n' "$name" 2>/dev/null
 done | awk '$2 == "installed" {print "installed " $3; if ($1 == "hold") print "held " $3}'
 exit 0
