@@ -17,21 +17,25 @@ from roles.models.spec import ModelsSpec
 class Gpus(Strict):
     """The accelerators of one machine; all alike."""
 
-    count: int = Field(default=0, ge=0, le=32)
+    count: int = Field(default=0, ge=0, le=32, description="how many nvidia-smi lists")
     model: str | None = Field(default=None, description="as nvidia-smi names it")
     memory: Size | None = Field(default=None, description="of one card")
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d$", description="12.0 is SM120")
-    power_limit_watts: int | None = None
-    power_range_watts: tuple[int, int] | None = None
+    power_limit_watts: int | None = Field(
+        default=None, description="of one card; what the site's feed was planned with"
+    )
+    power_range_watts: tuple[int, int] | None = Field(default=None, description="[lowest, highest] that the card takes")
 
 
 class Hardware(Strict):
     """What the machine is; facts for cross-checks and planning, never written to a host."""
 
-    architecture: Literal["x86_64", "arm64"] = "x86_64"
+    architecture: Literal["x86_64", "arm64"] = Field(default="x86_64", description="images and Caddy are pinned for it")
     memory: Size | None = Field(default=None, description="system memory, without HBM")
     gpus: Gpus = Gpus()
-    cpu_numa_nodes: tuple[int, ...] = (0,)
+    cpu_numa_nodes: tuple[int, ...] = Field(
+        default=(0,), description="memory nodes with CPUs; downloads are kept there"
+    )
     hbm_numa_nodes: tuple[int, ...] = Field(default=(), description="memory without CPUs, wherever they are numbered")
 
 
@@ -40,7 +44,9 @@ class NodeSpec(Strict):
 
     version: Literal[1] = Field(alias="gpuwright", description="version of this format")
     summary: str = Field(description="one line: the machine and its job")
-    os: Literal["debian-12", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "ubuntu-26.04"] = "debian-13"
+    os: Literal["debian-12", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "ubuntu-26.04"] = Field(
+        default="debian-13", description="for cross-checks: what its packages can do"
+    )
     hardware: Hardware = Hardware()
     base: BaseSpec = BaseSpec()
     containers: ContainersSpec | None = None

@@ -47,7 +47,7 @@ _PLAIN = "must be text, a number, true or false"
 _MOST_NAMES = 24
 """A longer list of what is allowed helps nobody; the reference page has it."""
 
-_PATTERNS = {
+PATTERNS = {
     # a field's pattern: what it means in words
     r"^[0-9a-f]{40}$": "must be a commit: 40 hexadecimal digits",
     r"^[0-9a-f]{64}$": "must be a sha256: 64 hexadecimal digits",
@@ -92,7 +92,7 @@ def _sentence(detail: ErrorDetails, path: SettingPath, allowed: list[str]) -> st
     if kind == "extra_forbidden":
         return "is not a setting here" + nearest(str(path[-1]), allowed)
     if kind == "string_pattern_mismatch":
-        return _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
+        return PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
     if kind == "union_tag_not_found":
         return "is missing; it says which kind of settings these are"
     sentence = _SENTENCES.get(kind)

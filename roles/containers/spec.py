@@ -76,9 +76,11 @@ class ContainersSpec(Strict):
     repository_key: ControllerPath | None = Field(
         default=None, description="path on the controller of the repository key (ASCII armour)"
     )
-    data_root: NodePath = "/var/lib/docker"
+    data_root: NodePath = Field(
+        default="/var/lib/docker", description="where Docker keeps images; put it on the disk that has room"
+    )
     log_max_size: Size = Field(default=64 * 1024**2, description="json-file log of one container before it is rotated")
-    log_max_files: int = Field(default=5, ge=1, le=100)
+    log_max_files: int = Field(default=5, ge=1, le=100, description="rotated logs kept of one container")
     registries: tuple[Registry, ...] = ()
     daemon: Annotated[dict[str, Any], AfterValidator(_daemon_keys)] = Field(
         default_factory=dict, description="further daemon.json keys, merged three ways"

@@ -23,8 +23,10 @@ class VllmSettings(Strict):
     gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=0.98, description="share of GPU memory vLLM may claim"
     )
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    enable_expert_parallel: bool = False
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs that share the weights; as many as `gpus`")
+    enable_expert_parallel: bool = Field(
+        default=False, description="whole experts per GPU instead of slices of each; NVIDIA's card sets it (seed 3)"
+    )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "bfloat16"] | None = Field(
         default=None,
         description="None: what the checkpoint says (seed 2: fp8 comes from its configuration)",
@@ -33,13 +35,17 @@ class VllmSettings(Strict):
         default=None, description="one giant prompt does not monopolise the engine (seed 2)"
     )
     enable_prefix_caching: bool | None = Field(default=None, description="shared prefixes are paid once (seed 2)")
-    enable_auto_tool_choice: bool = False
+    enable_auto_tool_choice: bool = Field(
+        default=False, description="the model decides when to call a tool; needs tool_call_parser"
+    )
     tool_call_parser: str | None = Field(
         default=None, description="pinned to the image's build; re-test when the image moves (seed 2)"
     )
-    reasoning_parser: str | None = None
-    load_format: str | None = None
-    dtype: str | None = None
+    reasoning_parser: str | None = Field(
+        default=None, description="splits reasoning from the answer; pinned like tool_call_parser"
+    )
+    load_format: str | None = Field(default=None, description="how weights are read; none: what the files are")
+    dtype: str | None = Field(default=None, description="of weights and activations; none: what the checkpoint says")
     speculative: dict[str, str | int | float | bool] | None = Field(
         default=None, description="--speculative-config as JSON: multi-token prediction"
     )
@@ -51,20 +57,32 @@ class SglangSettings(Strict):
     """SGLang's flags, each with its reason."""
 
     kind: Literal["sglang"] = "sglang"
-    context_length: int | None = Field(default=None, gt=0)
-    max_running_requests: int | None = Field(default=None, gt=0)
-    mem_fraction_static: float | None = Field(default=None, gt=0, le=0.98)
-    tp_size: int = Field(default=1, ge=1)
-    ep_size: int = Field(default=1, ge=1)
-    kv_cache_dtype: str | None = None
-    attention_backend: str | None = None
-    moe_runner_backend: str | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    disable_cuda_graph: bool = False
-    cuda_graph_max_bs: int | None = Field(default=None, gt=0)
-    multimodal: bool = False
-    extra_flags: tuple[str, ...] = ()
+    context_length: int | None = Field(
+        default=None, gt=0, description="tokens; the service's promise. Above 262144 only without CUDA graphs (seed 1)"
+    )
+    max_running_requests: int | None = Field(default=None, gt=0, description="sequences in flight")
+    mem_fraction_static: float | None = Field(
+        default=None, gt=0, le=0.98, description="share of GPU memory for weights and cache"
+    )
+    tp_size: int = Field(default=1, ge=1, description="GPUs that share the weights; as many as `gpus`")
+    ep_size: int = Field(default=1, ge=1, description="GPUs that whole experts are spread over; within tp_size")
+    kv_cache_dtype: str | None = Field(default=None, description="none: what the checkpoint says")
+    attention_backend: str | None = Field(
+        default=None, description="none: SGLang's choice. trtllm ones run on compute capability 10.x only (seed 3)"
+    )
+    moe_runner_backend: str | None = Field(default=None, description="kernels of the experts; none: SGLang's choice")
+    tool_call_parser: str | None = Field(
+        default=None, description="pinned to the image's build; re-test when the image moves (seed 2)"
+    )
+    reasoning_parser: str | None = Field(
+        default=None, description="splits reasoning from the answer; pinned like tool_call_parser"
+    )
+    disable_cuda_graph: bool = Field(
+        default=False, description="slower; what contexts above 262144 tokens need (seed 1)"
+    )
+    cuda_graph_max_bs: int | None = Field(default=None, gt=0, description="largest batch that has a CUDA graph")
+    multimodal: bool = Field(default=False, description="the gateway's body limit grows by 64 MiB")
+    extra_flags: tuple[str, ...] = Field(default=(), description="one flag per entry, as --name=value")
 
 
 class Readiness(Strict):
@@ -80,14 +98,14 @@ class Readiness(Strict):
         description="None: auto where the engine has a tool call parser, because required is enforced by guided decoding "
         "and never meets the parser",
     )
-    completion_tokens: int = Field(default=8, ge=1)
+    completion_tokens: int = Field(default=8, ge=1, description="of the completion that every start must answer")
 
 
 class Restart(Strict):
     """Seed 2: on failure, 60 seconds apart, at most 3 starts per hour."""
 
-    delay: Seconds = 60
-    burst: int = Field(default=3, ge=1)
+    delay: Seconds = Field(default=60, description="RestartSec=")
+    burst: int = Field(default=3, ge=1, description="StartLimitBurst=: then the unit stays down and keeps its evidence")
     interval: Seconds = Field(
         default=7200, description="StartLimitIntervalSec=; must exceed burst x the longest attempt"
     )
@@ -96,7 +114,9 @@ class Restart(Strict):
 class Engine(Strict):
     """Unit ``gpuwright-engine-<name>.service``, one container, one bridge network, one loopback port."""
 
-    image: Image
+    image: Image = Field(
+        description="registry/name@sha256:…, or registry/name:tag for `gpuwright pin`; or its parts, as below"
+    )
     model: Name = Field(description="which of models.items it serves")
     served_name: str = Field(pattern=r"^[\w.:/-]+$", description="the model name clients use")
     port: Port = Field(description="published on 127.0.0.1 only")
@@ -107,14 +127,16 @@ class Engine(Strict):
         default_factory=dict,
         description="what the image holds, for the compatibility table; the engine's own is read from a tag like v0.31.0",
     )
-    settings: Annotated[VllmSettings | SglangSettings, Field(discriminator="kind")]
+    settings: Annotated[VllmSettings | SglangSettings, Field(discriminator="kind")] = Field(
+        description="the engine's own flags"
+    )
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict, description="container environment; never secrets"
     )
     shm_size: Size = Field(default=16 * 1024**3, description="instead of --ipc=host (security.md 2.4)")
     memory: Size | None = Field(default=None, description="container memory limit; none by default")
     tmp_size: Size = Field(default=8 * 1024**3, description="executable tmpfs on /tmp: JIT compilers load from it")
-    pids_limit: int = 8192
+    pids_limit: int = Field(default=8192, description="processes and threads of the container")
     min_free_memory: Size | None = Field(default=None, description="MemAvailable before a start (seed 1: 77 GiB floor)")
     max_gpu_temperature: int | None = Field(
         default=None, gt=0, description="°C of the engine's GPUs before a start; waited for (seed 1: heat stopped runs)"
@@ -128,9 +150,11 @@ class Engine(Strict):
     )
     readiness: Readiness = Readiness()
     restart: Restart = Restart()
-    qualification: Literal["qualified", "experimental"] = "experimental"
+    qualification: Literal["qualified", "experimental"] = Field(
+        default="experimental", description="whether somebody measured this engine on this machine"
+    )
     qualification_reason: str = Field(
-        default="not yet qualified on this hardware", description="shown in plan and audit"
+        default="not yet qualified on this hardware", description="what was measured, or what is missing"
     )
 
 
@@ -141,11 +165,13 @@ class EngineSpec(Strict):
         default="auto",
         description="auto: sync and drop before every start wherever a memory node without CPUs exists (seed 2)",
     )
-    page_cache_drop_off_reason: str | None = None
+    page_cache_drop_off_reason: str | None = Field(
+        default=None, description="why this machine can do without; needed with off"
+    )
     file_pages_limit: Size = Field(
         default=1024 * 1024**2, description="FilePages allowed on an HBM node after the drop"
     )
     evidence_max: Size = Field(
         default=512 * 1024**2, description="cap of the evidence folder of one engine; the oldest goes"
     )
-    engines: dict[Name, Engine]
+    engines: dict[Name, Engine] = Field(description="engines by the name their units, containers and evidence have")

@@ -13,9 +13,11 @@ from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, 
 class CaddyBinary(Strict):
     """The pinned Caddy (>= 2.11.2; Debian's is too old). Exactly one of `file` and `url`."""
 
-    version: str = Field(default="2.11.7", pattern=r"^\d+\.\d+\.\d+$")
-    file: ControllerPath | None = Field(default=None, description="path on the controller")
-    url: str | None = Field(default=None, description="what the node downloads")
+    version: str = Field(default="2.11.7", pattern=r"^\d+\.\d+\.\d+$", description="2.11.2 or later")
+    file: ControllerPath | None = Field(default=None, description="a binary that you fetched and checked")
+    url: str | None = Field(
+        default=None, description="what the node downloads: a binary or a .tar.gz with one; none: the release on GitHub"
+    )
     sha256: Sha256 | None = Field(default=None, description="of the binary; filled from pins.lock.yaml")
 
 
@@ -30,15 +32,17 @@ class TlsOwn(Strict):
 
     mode: Literal["own"] = "own"
     certificate: ControllerPath = Field(description="path on the controller of the PEM chain")
-    key: SecretRef
+    key: SecretRef = Field(description="its private key, PEM")
 
 
 class TlsAcme(Strict):
     """A public certificate authority, or a private one by directory URL. Proof is TLS-ALPN, on port 443."""
 
     mode: Literal["acme"] = "acme"
-    email: str = Field(pattern=r"^[^\s@{}\"`]+@[^\s@{}\"`]+$")
-    directory: str | None = Field(default=None, pattern=r"^https://[^\s{}\"`]+$")
+    email: str = Field(pattern=r"^[^\s@{}\"`]+@[^\s@{}\"`]+$", description="where the authority writes to")
+    directory: str | None = Field(
+        default=None, pattern=r"^https://[^\s{}\"`]+$", description="of a private authority; none: Caddy's public ones"
+    )
     ca: ControllerPath | None = Field(
         default=None, description="path on the controller of the root that signs the directory"
     )
@@ -54,7 +58,7 @@ class Listen(Strict):
     """One address the gateway listens on."""
 
     address: str = Field(description="IP address of an interface of the node, or 0.0.0.0 / ::")
-    port: Port = 443
+    port: Port = Field(default=443, description="where clients connect")
 
     @property
     def is_loopback(self) -> bool:
@@ -70,7 +74,7 @@ class Listen(Strict):
 class Alias(Strict):
     """An old model path such as /glm-5.3-flash/v1 (seed 1), rewritten to constants."""
 
-    prefix: str = Field(pattern=r"^/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    prefix: str = Field(pattern=r"^/[A-Za-z0-9][A-Za-z0-9._-]*$", description="what old clients put before /v1")
     engine: Name | None = Field(default=None, description="leads to all engines that serve the same model as this one")
 
 
@@ -90,7 +94,9 @@ class GatewaySpec(Strict):
     )
     aliases: tuple[Alias, ...] = ()
     extra_paths: tuple[str, ...] = Field(default=(), description="further METHOD:/path of the engine to let through")
-    session_header: str = "X-Session-Id"
+    session_header: str = Field(
+        default="X-Session-Id", description="requests with the same value go to the same engine, whose cache knows them"
+    )
     body_limit: Size | None = Field(
         default=None, description="derived when absent: max(32 MiB, 8 bytes x context), +64 MiB multimodal"
     )
@@ -101,5 +107,5 @@ class GatewaySpec(Strict):
     health_port: Port = Field(
         default=2020, description="on loopback; where the gateway asks itself whether an engine is ready"
     )
-    log_keep_days: int = Field(default=30, ge=1)
+    log_keep_days: int = Field(default=30, ge=1, description="of the access log")
     log_mask_addresses: bool = Field(default=False, description="mask client addresses in the access log (GDPR)")

@@ -32,7 +32,7 @@ class Model(Strict):
         default=None,
         description="key-value cache of one token on each GPU at 16 bit; every rank holds a latent cache whole (seed 3)",
     )
-    licence: str | None = None
+    licence: str | None = Field(default=None, description="for people; nothing reads it")
 
     @model_validator(mode="after")
     def _inline_commit(self) -> Model:
