@@ -173,6 +173,7 @@ def blank(name: str, release: str, directory: Path) -> Trial:
     [host] = lab.up([name], release, blank=True)
     hub.serve()
     commit = hub.publish(REPO)
+    hub.control("access", {})  # a run that was killed left its own
     hub.control("faults", method="DELETE")
     hub.control("requests", method="DELETE")
     return Trial(host, directory, commit)
