@@ -182,6 +182,7 @@ def test_wrong_hash_says_expected_and_got(job: Job, hub: Hub) -> None:
     )
 
 
+@pytest.mark.proof
 def test_slow_is_not_a_stall(job: Job, hub: Hub) -> None:
     hub.fault(kind="slow", path=SHARD, rate=1024**2)
     status, output = job.run()
@@ -243,7 +244,9 @@ def test_unknown_repository(job: Job, hub: Hub) -> None:
     assert last(output) == f"failed: {hub.url} has no repository lab/nothing, or the token cannot see it (HTTP 404)"
 
 
-@pytest.mark.parametrize("kind", ["wrong", "short", "long"])
+@pytest.mark.parametrize(
+    "kind", ["wrong", pytest.param("short", marks=pytest.mark.proof), pytest.param("long", marks=pytest.mark.proof)]
+)
 def test_lasting_wrong_bytes_give_up(job: Job, hub: Hub, kind: str) -> None:
     hub.fault(kind=kind, path=SMALL, after=20, times=None)
     status, output = job.run()
@@ -381,6 +384,7 @@ def test_sigkill_in_the_middle_resumes_without_fetching_finished_bytes_again(job
     assert hub.data_bytes() <= total - on_disk + 4 * 1024**2
 
 
+@pytest.mark.proof
 def test_sigkill_of_the_script_alone_leaves_nothing_running(job: Job, hub: Hub) -> None:
     hub.fault(kind="slow", path="*.safetensors", rate=1024**2, times=None)
     process = job.start()
@@ -421,6 +425,7 @@ def _group(leader: int) -> list[int]:
     return found
 
 
+@pytest.mark.proof
 def test_a_server_that_cannot_resume(job: Job, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from lab.hub.server import Handler
 
