@@ -23,6 +23,8 @@ Version = tuple[int, int]
 _OPTION_ARRAYS = ("exec-opts", "storage-opts", "labels")
 
 # What dockerd takes over on SIGHUP (docs.docker.com, dockerd, "Configuration reload behavior"); all else needs a restart.
+# `features` is listed there and missing here: the driver of CDI devices is registered at start only (seen with 26.1:
+# "could not select device driver "cdi"" after a reload).
 # `features` is in that list, too, but CDI devices are registered only when the daemon starts (moby, cmd/dockerd).
 RELOADABLE = frozenset(
     """

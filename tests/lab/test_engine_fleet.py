@@ -45,7 +45,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
 
 def settings(second: bool, *flags: str) -> dict[str, object]:
     """The same engine on each host; on the second the image refuses the new flag, as an older build would."""
-    environment = {"SIM_TOKENS_PER_SECOND": "20", "SIM_REFUSE_FLAG": "--new-flag" if second else ""}
+    environment = {"SIM_TOKENS_PER_SECOND": "20", "SIM_REFUSE_FLAG": "--enforce-eager" if second else ""}
     return {"settings": {"extra_flags": list(flags)}, "environment": environment}
 
 
@@ -56,7 +56,7 @@ def test_the_third_host_keeps_serving(trial: Trial) -> None:
     for host in trial.hosts:
         host.run("cat >/run/client.sh", stdin=CLIENT)
         trial.sh("systemd-run --quiet --collect --unit=load sh /run/client.sh", host)
-        trial.set(host, **settings(host is second, "--new-flag=1"))
+        trial.set(host, **settings(host is second, "--enforce-eager"))
 
     run = trial.run("-y")
 
@@ -69,7 +69,7 @@ def test_the_third_host_keeps_serving(trial: Trial) -> None:
     assert config(trial, first) != before[first.name][0]
     assert trial.is_ready(first)
     # The second: refused by the engine itself, and the old one serves again.
-    assert "unrecognized arguments: --new-flag=1" in run.said
+    assert "unrecognized arguments: --enforce-eager" in run.said
     assert f"[{second.name}] engine main was not replaced: the engine ended with status 2" in run.said
     assert config(trial, second) == before[second.name][0]
     assert trial.is_ready(second)
@@ -86,7 +86,7 @@ def test_the_third_host_keeps_serving(trial: Trial) -> None:
 
     # Put right, the next run goes on where it stopped.
     for host in trial.hosts:
-        trial.engines[host.name] = {"main": engine(**(settings(False, "--new-flag=1")))}
+        trial.engines[host.name] = {"main": engine(**(settings(False, "--enforce-eager")))}
     again = trial.deploy()
     assert "Engine | Replace serving engines" in again.changed[third.name]
     assert all(trial.is_ready(host) for host in trial.hosts)

@@ -287,15 +287,15 @@ def test_gpus_are_held_and_then_freed(trial: Trial) -> None:
     trial.hardware = {"gpus": {"count": 1, "memory": "1 GiB"}}
     try:
         trial.set(gpus=[0])
+        cursor = mark(trial)
         process = trial.begin("-y")
-        trial.until(lambda: "held by process 4711" in trial.journal(), what="the wait")
+        trial.until(lambda: "held by process 4711" in news(trial, cursor), what="the wait")
         time.sleep(3)
         assert trial.shows("ActiveState") == "activating"
         trial.sh(": >/run/held")
         said = process.communicate(timeout=120)[0]
         assert process.returncode == 0, said
         assert trial.is_ready()
-        assert "waiting, " in trial.journal()
         environment = trial.sh("cat /proc/$(docker inspect --format '{{.State.Pid}}' gpuwright-main)/environ")
         assert "LAB_STAND_IN_GPU=0" in environment
     finally:
@@ -341,10 +341,10 @@ def test_a_reboot(trial: Trial) -> None:
 def test_a_replacement_that_fails_puts_the_previous_engine_back(trial: Trial) -> None:
     serving(trial)
     config = trial.sh("docker inspect --format '{{index .Config.Labels \"gpuwright.config\"}}' gpuwright-main")
-    trial.set(settings={"extra_flags": ["--broken"]}, environment={"SIM_REFUSE_FLAG": "--broken"})
+    trial.set(settings={"extra_flags": ["--enforce-eager"]}, environment={"SIM_REFUSE_FLAG": "--enforce-eager"})
     run = trial.run("-y")
     assert run.status == 1
-    assert "unrecognized arguments: --broken" in run.said
+    assert "unrecognized arguments: --enforce-eager" in run.said
     assert (
         "engine main was not replaced: the engine ended with status 2; its evidence is in /var/lib/gpuwright/"
         in run.said
@@ -353,7 +353,7 @@ def test_a_replacement_that_fails_puts_the_previous_engine_back(trial: Trial) ->
     assert trial.is_ready()
     now = trial.sh("docker inspect --format '{{index .Config.Labels \"gpuwright.config\"}}' gpuwright-main")
     assert now == config
-    assert "--broken" not in trial.sh("cat /etc/gpuwright/engines/main.conf")
+    assert "--enforce-eager" not in trial.sh("cat /etc/gpuwright/engines/main.conf")
     trial.set()
     assert trial.deploy().changed == {}
 
@@ -488,3 +488,25 @@ def test_systemctl_cat_reads_like_a_recipe(trial: Trial) -> None:
     ]
     assert order == sorted(order)
     assert trial.sh(f"systemd-analyze verify {UNIT} 2>&1 | grep gpuwright-engine; true") == ""
+
+
+def test_an_image_from_an_archive(trial: Trial) -> None:
+    """A site without a registry: the pinned digest is the image's own id, which Docker computes from its content."""
+    serving(trial)
+    trial.sh(f"systemctl stop {UNIT}; docker rm gpuwright-main")
+    id_ = trial.sh("docker image ls --no-trunc --quiet | head -n 1")
+    trial.sh(
+        "docker save -o /srv/sim.tar $(docker image ls -q | head -n 1) && docker image rm -f $(docker image ls -q)"
+    )
+    trial.set(image={"repository": "registry.invalid/sim", "digest": id_, "archive": "/srv/sim.tar"})
+    run = trial.deploy()
+    assert "loading /srv/sim.tar" in run.said
+    assert trial.is_ready()
+    assert trial.sh("docker inspect --format '{{.Image}}' gpuwright-main") == id_
+    assert trial.deploy().changed == {}
+    # An archive of something else is found out.
+    trial.set(image={"repository": "registry.invalid/sim", "digest": f"sha256:{'0' * 64}", "archive": "/srv/sim.tar"})
+    run = trial.run("-y")
+    assert run.status == 1
+    assert "seen: /srv/sim.tar does not hold registry.invalid/sim@sha256:000" in run.said
+    assert trial.is_ready()
