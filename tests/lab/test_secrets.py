@@ -10,10 +10,12 @@ import threading
 import fleet
 import pytest
 
-from lab import hub
+from lab import hub, models
+from lab.paths import state
 
 pytestmark = pytest.mark.lab
 
+REPO = "lab/private"
 TOKEN = "hf_SEKRETtokenZ7kQ9wLm2"
 
 # Sampled for as long as the run takes: a secret may be in an argument for a moment only.
@@ -61,7 +63,9 @@ def test_no_secret_anywhere(tmp_path_factory, monkeypatch):
     directory = tmp_path_factory.mktemp("secrets")
     monkeypatch.setenv("LAB_HUB_TOKEN", TOKEN)
     hub.serve()
-    hub.control("access", {"private": ["lab/tiny"], "tokens": {TOKEN: ["lab/tiny"]}})
+    models.write(state() / "models" / REPO)  # a repository of this test's own: others need no token
+    hub.publish(REPO)
+    hub.control("access", {"private": [REPO], "tokens": {TOKEN: [REPO]}})
     site = fleet.boot(["secret-1"], directory)
     [host] = site.hosts
     tls_key = directory / "tls.key"
@@ -76,6 +80,7 @@ def test_no_secret_anywhere(tmp_path_factory, monkeypatch):
     }
     site.set(
         host.name,
+        models__items__tiny__repo=REPO,
         models__token={"env": "LAB_HUB_TOKEN"},
         gateway__tls={"mode": "own", "certificate": str(directory / "tls.crt"), "key": {"file": str(tls_key)}},
     )
