@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pyinfra.api import deploy
+from pyinfra.api import OperationError, deploy
 
 from gpuwright import render
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned, retire
-from gpuwright.spec.secret import resolve
+from gpuwright.spec.secret import SecretError, resolve
 from gpuwright.upstreams import upstreams
 from roles.engine.spec import EngineSpec
 from roles.gateway import keys, operations
@@ -39,10 +39,15 @@ def _certificates(spec: GatewaySpec) -> tuple[list[File], bytes | None]:
 @deploy("Gateway")
 def gateway(spec: GatewaySpec, engines: EngineSpec | None) -> None:
     """Caddy in front of `engines`: keys, allowed paths, load balancing, access log."""
-    accepted = keys.accepted(keys.load(render.REPOSITORY / spec.keys_file), spec.keys)
-    certificates, roots = _certificates(spec)
-    fingerprint = hashlib.sha256(b"\0".join(file.data for file in certificates)).digest()
-    wanted = configuration(spec, upstreams(engines), accepted, fingerprint)
+    try:
+        accepted = keys.accepted(keys.load(Path(spec.keys_file)), spec.keys)
+        certificates, roots = _certificates(spec)
+        fingerprint = hashlib.sha256(b"\0".join(file.data for file in certificates)).digest()
+        wanted = configuration(spec, upstreams(engines), accepted, fingerprint)
+    except (keys.KeyFileError, SecretError, ValueError) as error:
+        raise OperationError(str(error)) from None
+    except OSError as error:
+        raise OperationError(f"gateway.tls: cannot read {error.filename} ({error.strerror})") from None
 
     def unit(identity: str) -> bytes:
         return render.template(

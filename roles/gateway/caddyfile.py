@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuwright import render
@@ -65,40 +65,32 @@ def pool_of(alias: Alias, found: Sequence[Pool]) -> Pool:
     raise ValueError(f"gateway.aliases: {alias.prefix} leads to engine {alias.engine!r}; this node has: {names}")
 
 
-def check(spec: GatewaySpec, engines: Sequence[Upstream]) -> None:
-    """What settings and engines must agree on. Raises ValueError with a sentence."""
-    if not engines:
-        raise ValueError("gateway: this node has no engine to stand in front of; add engine.engines, or drop gateway")
-    if spec.caddy.file is None and spec.caddy.url is None:
-        raise ValueError("gateway.caddy: names neither `file` (on the controller) nor `url` (fetched by the node)")
-    for extra in spec.extra_paths:
-        if (path := extra.partition(":")[2]) in NEVER:
-            raise ValueError(f"gateway.extra_paths: {path} stays shut: {NEVER[path]}")
-    if isinstance(spec.tls, TlsAcme) and not any(listen.port == 443 for listen in spec.listen):
-        raise ValueError("gateway.tls: acme proves the name on port 443; listen there too, or choose internal or own")
+def faults(spec: GatewaySpec, engines: Sequence[Upstream]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What settings and engines must agree on: the setting to blame, and a sentence about it."""
     found = pools(engines)
-    reached = {found[0].name} | {pool_of(alias, found).name for alias in spec.aliases}
-    for pool in found:
-        if pool.name not in reached:
-            raise ValueError(
-                f"gateway.aliases: no path leads to {pool.served_name!r} (engine {pool.name}): /v1 is "
-                f"{found[0].served_name!r}, the first engine's; add - {{prefix: /{pool.name}, engine: {pool.name}}}"
+    for index, extra in enumerate(spec.extra_paths):
+        if (path := extra.partition(":")[2]) in NEVER:
+            yield ("gateway", "extra_paths", index), f"stays shut: {NEVER[path]}"
+    if isinstance(spec.tls, TlsAcme) and not any(listen.port == 443 for listen in spec.listen):
+        yield ("gateway", "tls", "mode"), "proves the name on port 443; listen there too, or choose internal or own"
+    named = {alias.engine for alias in spec.aliases}
+    for pool in found[1:]:
+        if not named & {upstream.engine for upstream in pool.upstreams}:
+            yield (
+                ("gateway", "aliases"),
+                f"lead nowhere to {pool.served_name!r} (engine {pool.name}): /v1 is {found[0].served_name!r}, the first "
+                f"engine's; add - {{prefix: /{pool.name}, engine: {pool.name}}}",
             )
     taken = {engine.port: engine.engine for engine in engines}
     if spec.health_port in taken:
-        raise ValueError(
-            f"gateway.health_port: {spec.health_port} is the port of engine {taken[spec.health_port]}; choose another"
-        )
-    for listen in spec.listen:
-        if listen.port in taken and (listen.is_loopback or listen.is_any):
-            raise ValueError(
-                f"gateway.listen: {listen.address} port {listen.port} is the port of engine {taken[listen.port]}"
-            )
+        yield ("gateway", "health_port"), f"is the port of engine {taken[spec.health_port]}; choose another"
+    for index, listen in enumerate(spec.listen):
+        where = ("gateway", "listen", index, "port")
         if listen.port == spec.health_port and (listen.is_loopback or listen.is_any):
-            raise ValueError(f"gateway.listen: port {listen.port} is gateway.health_port; change one of them")
+            yield where, "is gateway.health_port; change one of them"
         same = [other for other in spec.listen if other.port == listen.port and other is not listen]
         if listen.is_any and any((":" in other.address) == (":" in listen.address) for other in same):
-            raise ValueError(f"gateway.listen: {listen.address} port {listen.port} covers the others on that port")
+            yield where, f"is listened on by {listen.address} and by another address that it includes; keep one"
 
 
 def routes(spec: GatewaySpec, found: Sequence[Pool]) -> list[Route]:
@@ -152,7 +144,10 @@ def configuration(
 
     Raises ValueError when settings and engines do not agree.
     """
-    check(spec, engines)
+    if not engines:
+        raise ValueError("gateway: this node has no engine to stand in front of; add 'engine:', or drop 'gateway:'")
+    for path, sentence in faults(spec, engines):
+        raise ValueError(f"{'.'.join(str(part) for part in path)}: {sentence}")
     found = pools(engines)
     limit = spec.body_limit or body_limit(engines)
     values = {

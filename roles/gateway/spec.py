@@ -86,11 +86,11 @@ class GatewaySpec(Strict):
     listen: tuple[Listen, ...] = Field(min_length=1)
     tls: Annotated[TlsInternal | TlsOwn | TlsAcme | TlsOff, Field(discriminator="mode")] = TlsInternal()
     keys_file: ControllerPath = Field(
-        default="inventory/keys.yaml",
-        description="path on the controller of names and hashes of API keys; no secret in it",
+        default="keys.yaml",
+        description="path on the controller of key names and hashes; beside the inventory by default",
     )
     keys: tuple[str, ...] | None = Field(
-        default=None, description="names from inventory/keys.yaml that this node accepts; none given: all of them"
+        default=None, description="names from keys_file that this node accepts; none given: all of them"
     )
     aliases: tuple[Alias, ...] = ()
     extra_paths: tuple[str, ...] = Field(default=(), description="further METHOD:/path of the engine to let through")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from gpuwright.spec.names import exists, is_host_name, is_ip_address, is_placeho
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found, sizes
 from gpuwright.spec.sentence import nearest
+from gpuwright.upstreams import upstreams
 from roles.engine.spec import VllmSettings
+from roles.gateway import caddyfile, keys
 
 OLDEST_CADDY = (2, 11, 2)
 BYTES_PER_TOKEN = 8
@@ -116,6 +119,29 @@ def caddy_comes_from_one_place(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("gateway", "caddy"), "has both file and url; keep one")
 
 
+def agrees_with_its_engines(spec: NodeSpec) -> Iterator[Found]:
+    if spec.gateway is None:
+        return
+    with contextlib.suppress(ValueError):  # an address that is none: another rule's
+        for path, sentence in caddyfile.faults(spec.gateway, upstreams(spec.engine)):
+            yield Found(path, sentence)
+
+
+def keys_are_readable(spec: NodeSpec) -> Iterator[Found]:
+    if spec.gateway is None:
+        return
+    try:
+        entries = keys.load(Path(spec.gateway.keys_file))
+    except keys.KeyFileError as error:
+        yield Found(("gateway", "keys_file"), f"cannot be used: {error}")
+        return
+    for index, name in enumerate(spec.gateway.keys or ()):
+        try:
+            keys.accepted(entries, [name])
+        except keys.KeyFileError as error:
+            yield Found(("gateway", "keys", index), f"is not among the keys: {error}")
+
+
 def files_on_the_controller_exist(spec: NodeSpec) -> Iterator[Found]:
     wanted: list[tuple[tuple[str | int, ...], str | None]] = []
     if spec.gateway is not None:
@@ -142,5 +168,7 @@ RULES = (
     body_limit_lets_a_full_prompt_in,
     paths_and_headers_are_well_formed,
     caddy_comes_from_one_place,
+    agrees_with_its_engines,
+    keys_are_readable,
     files_on_the_controller_exist,
 )
