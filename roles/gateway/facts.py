@@ -54,6 +54,10 @@ class GatewayState:
     certificates: tuple[Certificate, ...]
     pid: int | None = None
     identity_running: str | None = None
+    loaded: str | None = None
+    """sha256 of the configuration as Caddy itself gives it."""
+    loaded_when_right: str | None = None
+    """The same, noted when a deploy last found all answers right."""
     unit_running: str | None = None
     """Which unit file the process was started from."""
     exe: str | None = None
@@ -104,6 +108,8 @@ def _parse(text: str) -> GatewayState:
         certificates=tuple(certificates),
         pid=int(single["pid"]) if "pid" in single else None,
         identity_running=single.get("identity_running"),
+        loaded=single.get("loaded"),
+        loaded_when_right=single.get("loaded_when_right"),
         unit_running=single.get("unit_running"),
         exe=single.get("exe"),
         exe_is_on_disk=single.get("exe_is_on_disk") == "yes",
@@ -144,6 +150,9 @@ else
   echo "exe_version $("/proc/$pid/exe" version 2>/dev/null | cut -d ' ' -f 1)"
 fi
 echo "identity_running $(curl -s --max-time 5 --unix-socket /run/gpuwright-gateway/identity.sock http://gateway-identity/ || true)"
+echo "loaded $(curl -s --max-time 5 --unix-socket /run/gpuwright-gateway/admin.sock http://gateway/config/ | sha256sum |
+  cut -d ' ' -f 1)"
+[ ! -r /var/lib/gpuwright/gateway-good/loaded ] || echo "loaded_when_right $(cat /var/lib/gpuwright/gateway-good/loaded)"
 ss -Hltnp | sed -n "s/^LISTEN *[0-9]* *[0-9]* *\([^ ]*\) .*pid=$pid,.*/listen \1/p"
 exit 0
 """.replace("PROPERTIES", PROPERTIES),

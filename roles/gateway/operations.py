@@ -174,6 +174,7 @@ def serving(
         same_process
         and state is not None
         and state.identity_running == identity
+        and state.loaded == state.loaded_when_right
         and unit.get("UnitFileState") == "enabled"
         and unit.get("NeedDaemonReload") != "yes"
     ):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
 from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, Sha256, Size, Strict
 
@@ -109,3 +110,11 @@ class GatewaySpec(Strict):
     )
     log_keep_days: int = Field(default=30, ge=1, description="of the access log")
     log_mask_addresses: bool = Field(default=False, description="mask client addresses in the access log (GDPR)")
+
+    @model_validator(mode="after")
+    def _keys_beside_the_inventory(self, info: ValidationInfo) -> GatewaySpec:
+        # pydantic validates a default without the context that says where the inventory lies.
+        directory = (info.context or {}).get("directory")
+        if directory is None or "keys_file" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"keys_file": str(Path(directory, self.keys_file))})

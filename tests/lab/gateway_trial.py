@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -58,8 +59,7 @@ http://:18001 {
 
 START_STAND_IN = """
 set -e
-cp /usr/local/lib/gpuwright/caddy /usr/local/bin/stand-in-engine
-rm -f /var/log/stand-in-engine.log
+[ -e /usr/local/bin/stand-in-engine ] || cp /usr/local/lib/gpuwright/caddy /usr/local/bin/stand-in-engine
 systemctl reset-failed stand-in-engine 2>/dev/null || true
 systemctl is-active -q stand-in-engine || systemd-run -q --unit stand-in-engine \\
   /usr/local/bin/stand-in-engine run --config /etc/stand-in-engine.Caddyfile --adapter caddyfile
@@ -184,7 +184,7 @@ class Trial:
         root = self.directory / "root.crt"
         root.write_text(self.sh("cat /var/lib/gpuwright-gateway/caddy/pki/authorities/local/root.crt"))
         headers = {"Host": f"gateway.lab:{port}"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        with httpx.Client(verify=str(root), timeout=20) as client:
+        with httpx.Client(verify=ssl.create_default_context(cafile=str(root)), timeout=20) as client:
             request = client.build_request(
                 method,
                 f"https://{self.host.address}:{port}{path}",

@@ -39,6 +39,14 @@ def text(engines=(A,), entries=(), certificates=b"", **settings) -> str:
     return configuration(spec(**settings), engines, entries, certificates).caddyfile.decode()
 
 
+def test_keys_lie_beside_the_inventory():
+    given = {"hostnames": ["llm.test"], "listen": [{"address": "0.0.0.0", "port": 443}]}
+    context = {"directory": Path("/site/inventory")}
+    assert GatewaySpec.model_validate(given, context=context).keys_file == "/site/inventory/keys.yaml"
+    given["keys_file"] = "../keys.yaml"
+    assert GatewaySpec.model_validate(given, context=context).keys_file == "/site/inventory/../keys.yaml"
+
+
 @pytest.mark.parametrize(
     ("context", "multimodal", "limit"),
     [
