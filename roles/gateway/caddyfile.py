@@ -81,9 +81,6 @@ def faults(spec: GatewaySpec, engines: Sequence[Upstream]) -> Iterator[tuple[tup
                 f"lead nowhere to {pool.served_name!r} (engine {pool.name}): /v1 is {found[0].served_name!r}, the first "
                 f"engine's; add - {{prefix: /{pool.name}, engine: {pool.name}}}",
             )
-    taken = {engine.port: engine.engine for engine in engines}
-    if spec.health_port in taken:
-        yield ("gateway", "health_port"), f"is the port of engine {taken[spec.health_port]}; choose another"
     for index, listen in enumerate(spec.listen):
         where = ("gateway", "listen", index, "port")
         if listen.port == spec.health_port and (listen.is_loopback or listen.is_any):

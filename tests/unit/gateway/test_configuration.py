@@ -121,7 +121,6 @@ def test_the_identity_follows_everything_that_runs():
             {"aliases": [{"prefix": "/x", "engine": "z"}]},
             "gateway.aliases: /x leads to engine 'z'; this node has: a",
         ),
-        ((A,), {"health_port": 18001}, "gateway.health_port: is the port of engine a"),
         (
             (A,),
             {"listen": [{"address": "127.0.0.1", "port": 2020}]},
