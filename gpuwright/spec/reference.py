@@ -48,8 +48,8 @@ list, counted from 0. A setting without a default is required where its part is 
   value.
 - Words that YAML 1.1 takes for something else stay text: `no`, `22:22`, `0755`. Booleans are `true` and `false`.
 
-Sources in brackets: seeds 1 to 3 are field reports from three sites; gpu-node.md and security.md are the project's research
-notes. They are named for whoever asks, and are no part of this repository.
+Sources in brackets: seeds 1 and 2 are field reports, seed 3 is a sizing page (calculated, not measured); gpu-node.md and security.md
+are the project's research notes. They are named for whoever asks, and are no part of this repository.
 """
 
 
