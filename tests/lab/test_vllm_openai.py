@@ -269,7 +269,7 @@ class Listener(threading.Thread):
                 try:
                     pieces, end = 0, None
                     for piece in user.chat.completions.create(
-                        model="lab", messages=HELLO, stream=True, max_tokens=3900, extra_body={"ignore_eos": True}
+                        model="lab", messages=HELLO, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
                     ):
                         self.begun.set()
                         pieces += 1
@@ -281,7 +281,7 @@ class Listener(threading.Thread):
 
     def result(self) -> None:
         """Every stream ended as the engine ended it, and what ended the listening was a refusal."""
-        self.join(180)
+        self.join(300)
         assert not self.is_alive()
         assert self.refused == 1
         assert self.ends, "no stream ran over the change"
@@ -296,12 +296,20 @@ def test_a_key_is_rotated_and_revoked_while_a_stream_runs(site, host):
     fresh = site.gpuwright("key", "rotate", "passing", "--file", str(site.keys_file)).stdout.strip()
     assert fresh != old
     site.deploy()
-    listener.result()
+    assert listener.is_alive(), "a rotation leaves the older key valid"
+    with client(host, fresh) as user:
+        assert user.models.list().data[0].id == "lab", "and the new one is valid already"
 
-    listener = Listener(host, fresh)
-    site.gpuwright("key", "revoke", "passing", "--file", str(site.keys_file))
+    site.gpuwright("key", "revoke", "passing-01", "--file", str(site.keys_file))
     site.deploy()
     listener.result()
+    with client(host, fresh) as user:
+        assert user.models.list().data[0].id == "lab", "the newer generation is not revoked with the older"
+
+    site.gpuwright("key", "revoke", "passing", "--file", str(site.keys_file))
+    site.deploy()
+    with client(host, fresh) as user, pytest.raises(openai.AuthenticationError):
+        user.models.list()
     with client(host, site.key) as user:
         assert user.models.list().data[0].id == "lab", "keys that nobody touched work"
 
