@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyinfra.api import deploy
+from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, ownership, packages, render
 from gpuwright.ownership import Owned
@@ -50,7 +51,12 @@ def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
     atomic.files(name="Write the engine scripts and image jobs", role="engine", files=[*scripts, *jobs])
     operations.images(name=f"Fetch images of engines {', '.join(spec.engines)}", engines=engines)
     operations.start(name="Start engines that are down", engines=engines, wait_for_weights=models.wait)
-    operations.replace(name="Replace serving engines", engines=engines, _serial=True)
+    # One operation per host, in the order of the inventory: pyinfra keeps hosts in a set, so that `_serial` alone takes
+    # them in any order, and nobody could say which hosts a failure leaves untouched.
+    host = ctx_host.get()
+    for turn in host.loop([other.name for other in ctx_state.get().inventory]):
+        if turn == host.name and operations.may_have_to_replace(host, engines):
+            operations.replace(name=f"Replace serving engines on {turn}", engines=engines, _serial=True)
 
 
 def numa_nodes(models: ModelsSpec, hardware: Hardware) -> str | None:

@@ -200,6 +200,13 @@ class Replacement(Watched):
         return status, output
 
 
+def may_have_to_replace(host: Any, engines: Sequence[Wanted]) -> bool:
+    """Whether an engine of the node could be found serving with another configuration when `replace`'s turn comes."""
+    states = _states(host)
+    found = [(states[engine.name], engine) for engine in engines if engine.name in states]
+    return any(state.active not in ("inactive", "failed") and state.config != engine.config for state, engine in found)
+
+
 @operation()
 def replace(engines: Sequence[Wanted]) -> Generator[PyinfraCommand, None, None]:
     """Give serving engines their new configuration: stage, drain, swap, restart, wait until ready; and put the previous one

@@ -88,6 +88,6 @@ def test_the_third_host_keeps_serving(trial: Trial) -> None:
     for host in trial.hosts:
         trial.engines[host.name] = {"main": engine(**(settings(False, "--enforce-eager")))}
     again = trial.deploy()
-    assert "Engine | Replace serving engines" in again.changed[third.name]
+    assert f"Engine | Replace serving engines on {third.name}" in again.changed[third.name]
     assert all(trial.is_ready(host) for host in trial.hosts)
     assert trial.deploy().changed == {}

@@ -66,6 +66,7 @@ def test_a_converged_host_has_no_changes(trial: Trial) -> None:
     assert trial.run("--dry").changed == {}
 
 
+@pytest.mark.proof
 def test_readiness_takes_its_time_and_shows_progress(trial: Trial) -> None:
     """Shortened: 40 seconds stand for the seven minutes of seed 2."""
     trial.set(environment={"SIM_STARTUP_SECONDS": "40"})
@@ -120,6 +121,7 @@ def test_a_crash_loop_is_stopped_after_three_starts_and_all_of_it_is_kept(trial:
     assert trial.is_ready()
 
 
+@pytest.mark.proof
 def test_a_start_that_hangs_ends_at_the_one_deadline(trial: Trial) -> None:
     trial.set(
         environment={"SIM_HANG_AT_START": "1"},
@@ -137,6 +139,7 @@ def test_a_start_that_hangs_ends_at_the_one_deadline(trial: Trial) -> None:
     assert "hangs, as SIM_HANG_AT_START says" in trial.sh(f"cat {folder}/container.log")
 
 
+@pytest.mark.proof
 def test_a_stop_that_hangs_is_a_slow_stop_and_not_out_of_memory(trial: Trial) -> None:
     serving(trial, environment={"SIM_HANG_AT_STOP": "1"}, drain="1 s")
     cursor = mark(trial)
@@ -156,6 +159,7 @@ def test_a_stop_that_hangs_is_a_slow_stop_and_not_out_of_memory(trial: Trial) ->
     assert "slow stop" in reason
 
 
+@pytest.mark.proof
 def test_a_kill_is_told_from_out_of_memory(trial: Trial) -> None:
     serving(trial)
     cursor = mark(trial)
@@ -167,6 +171,7 @@ def test_a_kill_is_told_from_out_of_memory(trial: Trial) -> None:
     assert trial.shows("NRestarts") == "1"
 
 
+@pytest.mark.proof
 def test_deploys_never_use_up_the_cap(trial: Trial) -> None:
     """Three restarts by deploys within the hour, and a fourth; the cap is three starts an hour."""
     serving(trial, environment={"GENERATION": "0"})
@@ -174,7 +179,7 @@ def test_deploys_never_use_up_the_cap(trial: Trial) -> None:
         before = trial.container()
         trial.set(environment={"GENERATION": generation})
         run = trial.deploy()
-        assert "Engine | Replace serving engines" in run.changed[trial.host.name]
+        assert f"Engine | Replace serving engines on {trial.host.name}" in run.changed[trial.host.name]
         assert trial.container() != before
         assert trial.is_ready()
     assert f"GENERATION={generation}" in trial.sh("docker inspect --format '{{.Config.Env}}' gpuwright-main")
@@ -229,6 +234,7 @@ def test_an_image_that_is_missing(trial: Trial) -> None:
     assert trial.is_ready()
 
 
+@pytest.mark.proof
 def test_a_digest_that_is_wrong(trial: Trial) -> None:
     serving(trial)
     wrong = "sha256:" + "0" * 64
@@ -250,6 +256,7 @@ def test_a_digest_that_is_wrong(trial: Trial) -> None:
     assert trial.is_ready()
 
 
+@pytest.mark.proof
 def test_weights_that_are_not_complete(trial: Trial) -> None:
     serving(trial)
     trial.sh(f"systemctl stop {UNIT}; truncate -s 4095 /srv/models/lab/tiny/*/model.safetensors")
@@ -303,6 +310,7 @@ def test_gpus_are_held_and_then_freed(trial: Trial) -> None:
         trial.sh("rm -f /usr/local/bin/nvidia-smi /etc/cdi/lab-stand-in.yaml /run/held")
 
 
+@pytest.mark.proof
 def test_a_full_evidence_disk_never_stops_a_start(trial: Trial) -> None:
     serving(trial)
     folder = "/var/lib/gpuwright/evidence/main"
@@ -324,6 +332,7 @@ def test_a_full_evidence_disk_never_stops_a_start(trial: Trial) -> None:
         trial.sh(f"umount {folder}")
 
 
+@pytest.mark.proof
 def test_a_reboot(trial: Trial) -> None:
     serving(trial)
     before = trial.container()
@@ -358,6 +367,7 @@ def test_a_replacement_that_fails_puts_the_previous_engine_back(trial: Trial) ->
     assert trial.deploy().changed == {}
 
 
+@pytest.mark.proof
 def test_a_replacement_with_dead_tool_calls_is_not_released(trial: Trial) -> None:
     serving(trial)
     trial.set(environment={"SIM_DEAD_TOOL_CALLS": "1", "SIM_TOKENS_PER_SECOND": "1000"})
@@ -367,6 +377,7 @@ def test_a_replacement_with_dead_tool_calls_is_not_released(trial: Trial) -> Non
     assert trial.is_ready()
 
 
+@pytest.mark.proof
 def test_a_controller_that_dies_in_the_middle(trial: Trial) -> None:
     """The node finishes a replacement alone, and the next run has nothing to do."""
     serving(trial)
@@ -384,6 +395,7 @@ def test_a_controller_that_dies_in_the_middle(trial: Trial) -> None:
     assert trial.deploy().changed == {}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("moment", ["swapped, not started", "half of the set swapped"])
 def test_a_node_that_loses_power_between_change_and_restart(trial: Trial, moment: str) -> None:
     serving(trial)
@@ -401,6 +413,7 @@ def test_a_node_that_loses_power_between_change_and_restart(trial: Trial, moment
     assert trial.deploy().changed == {}
 
 
+@pytest.mark.proof
 def test_an_engine_whose_main_process_is_killed_leaves_no_container_behind(trial: Trial) -> None:
     serving(trial)
     before = trial.container()
@@ -422,6 +435,7 @@ def test_settings_that_need_no_new_container_do_not_replace_it(trial: Trial) -> 
     assert trial.deploy().changed == {}
 
 
+@pytest.mark.proof
 def test_engines_start_one_after_another(trial: Trial) -> None:
     slow = {"SIM_STARTUP_SECONDS": "5"}
     trial.engines[trial.host.name] = {
@@ -490,6 +504,7 @@ def test_systemctl_cat_reads_like_a_recipe(trial: Trial) -> None:
     assert trial.sh(f"systemd-analyze verify {UNIT} 2>&1 | grep gpuwright-engine; true") == ""
 
 
+@pytest.mark.proof
 def test_an_image_from_an_archive(trial: Trial) -> None:
     """A site without a registry: the pinned digest is the image's own id, which Docker computes from its content."""
     serving(trial)
