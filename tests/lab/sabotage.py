@@ -140,7 +140,10 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-BASE-009": Sabotage("useradd sabotage; passwd --delete sabotage", "userdel sabotage"),
     "GPW-BASE-010": Sabotage("useradd --non-unique --uid 1 sabotage", "sed -i /^sabotage:/d /etc/passwd /etc/shadow"),
     "GPW-BASE-011": Sabotage(
-        "mv /etc/needrestart/conf.d/gpuwright.conf /run/", "mv /run/gpuwright.conf /etc/needrestart/conf.d/", heals=True
+        # read again at the next start of the guard only
+        "mv /etc/gpuwright/containers/neighbour.nft /run/",
+        "mv /run/neighbour.nft /etc/gpuwright/containers/",
+        heals=True,
     ),
     "GPW-BASE-012": _mode("/etc/systemd/journald.conf.d/gpuwright.conf", "0666", "0644", heals=True),
     "GPW-BASE-013": Sabotage(
