@@ -7,10 +7,11 @@ import secrets
 import socket
 import ssl
 import string
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import paramiko
+
+from gpuwright.spec.secret import Secret
 
 TIMEOUT_SECONDS = 8.0
 
@@ -38,23 +39,35 @@ def trusting(roots: str | None) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=roots)
 
 
-def status(
-    place: Place, context: ssl.SSLContext, method: str, path: str, headers: Mapping[str, str] | None = None
-) -> int | None:
+class NotReached(Exception):
+    """A place that could not be asked; the message says which and why."""
+
+
+def status(place: Place, context: ssl.SSLContext, method: str, path: str, key: Secret | None = None) -> int | None:
     """The status of one request; None when the connection was closed without an answer.
 
-    Raises OSError when the place is not reached, ssl.SSLError when the handshake fails.
+    Raises ssl.SSLError when the handshake fails, NotReached when there is no connection or no answer in time.
     """
-    plain = socket.create_connection((place.address, place.port), TIMEOUT_SECONDS)
-    with plain:
-        sock = context.wrap_socket(plain, server_hostname=place.hostname) if place.tls else plain
-        client = http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_SECONDS)
-        client.sock = sock
-        try:
-            client.request(method, path, headers=dict(headers or {}))
+    try:
+        plain = socket.create_connection((place.address, place.port), TIMEOUT_SECONDS)
+        with plain:
+            sock = context.wrap_socket(plain, server_hostname=place.hostname) if place.tls else plain
+            client = http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_SECONDS)
+            client.sock = sock
+            # The key is in no local variable, and "from None" below keeps frames that have it out of what is shown:
+            # pytest prints arguments of a failing call, and with -l everything local.
+            client.request(method, path, headers=_bearer(key))
             return client.getresponse().status
-        except (http.client.HTTPException, ConnectionError):
-            return None
+    except ssl.SSLError:
+        raise
+    except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):
+        return None
+    except OSError as fault:
+        raise NotReached(f"{place.address} port {place.port}: {fault}") from None
+
+
+def _bearer(key: Secret | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key.reveal().decode()}"}
 
 
 def handshake(place: Place, context: ssl.SSLContext) -> str:
@@ -90,6 +103,8 @@ def ssh_methods(address: str, port: int) -> tuple[str, ...]:
             transport.close()
 
 
-def unknown_key() -> str:
+def unknown_key() -> Secret:
     """Something with the shape of a key that nobody was ever given."""
-    return "sk-" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(68))
+    return Secret(
+        "unknown key", "sk-" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(68))
+    )

@@ -12,11 +12,14 @@ import pytest
 
 from gpuwright.audit import outside
 from gpuwright.audit.outside import Place
+from gpuwright.spec.base import SecretRef
+from gpuwright.spec.secret import resolve
 from roles.gateway.paths import NEVER
 from roles.gateway.spec import TlsInternal, TlsOff, TlsOwn
 
 pytestmark = pytest.mark.outside
 
+KEY = "GPUWRIGHT_AUDIT_KEY"
 INTERNAL_ROOT = "/var/lib/gpuwright-gateway/caddy/pki/authorities/local/root.crt"
 
 
@@ -39,10 +42,9 @@ def places(node):
 @pytest.fixture
 def key():
     """A key to ask with, never shown."""
-    value = os.environ.get("GPUWRIGHT_AUDIT_KEY")
-    if not value:
-        pytest.skip("manual: set GPUWRIGHT_AUDIT_KEY to a key of this gateway to ask what a client is answered")
-    return {"Authorization": f"Bearer {value}"}
+    if not os.environ.get(KEY):
+        pytest.skip(f"manual: set {KEY} to a key of this gateway to ask what a client is answered")
+    return resolve(SecretRef(env=KEY), KEY)
 
 
 @pytest.fixture
@@ -63,9 +65,8 @@ def test_nothing_is_answered_without_a_key(places):
 
 
 def test_a_key_that_nobody_was_given_is_refused(places):
-    key = {"Authorization": f"Bearer {outside.unknown_key()}"}
     for place in places:
-        assert outside.status(place, outside.anybody(), "GET", "/v1/models", key) == 401
+        assert outside.status(place, outside.anybody(), "GET", "/v1/models", outside.unknown_key()) == 401
 
 
 def test_another_name_than_the_gateways_is_not_answered(places):

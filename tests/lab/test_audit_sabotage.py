@@ -109,17 +109,6 @@ def test_every_other_sabotage_turns_exactly_its_control_red(node, green, control
     check(node, green, control)
 
 
-@pytest.mark.proof
-def test_a_deploy_heals_what_drifted(node, green):
-    """Everything that the next deploy is said to put right, done at once."""
-    drifted = [key for key, entry in sabotage.SABOTAGES.items() if entry.heals]
-    for key in drifted:
-        node.run(sabotage.SABOTAGES[key].do)
-    assert set(drifted) <= set(turned(node, green))
-    node.site.deploy()
-    assert settled(node, green) == {}
-
-
 def test_the_whole_audit_is_one_exchange_and_takes_a_second(node, green):
     """`pytest tests/audit` as users run it: everything green, every result in JUnit and JSON, judged in no time."""
     directory = node.site.directory
@@ -156,3 +145,16 @@ def test_the_whole_audit_is_one_exchange_and_takes_a_second(node, green):
     judge_all(node.controls, snapshot, node.spec)
     # It takes 0.05 s; a busy builder is not a fault of the audit.
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.proof
+def test_a_deploy_heals_what_drifted(node, green):
+    """Everything that the next deploy is said to put right, done at once."""
+    drifted = [key for key, entry in sabotage.SABOTAGES.items() if entry.heals]
+    # The last: others reload systemd in passing.
+    drifted.sort(key=lambda key: key == "GPW-BASE-014")
+    for key in drifted:
+        node.run(sabotage.SABOTAGES[key].do)
+    assert set(drifted) <= set(turned(node, green))
+    node.site.deploy()
+    assert settled(node, green) == {}
