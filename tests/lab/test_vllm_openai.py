@@ -16,8 +16,10 @@ from http.client import HTTPSConnection
 from typing import Any
 
 import fleet
+import load
 import openai
 import pytest
+import yaml
 
 import lab
 from gpuwright.render import REPOSITORY
@@ -378,3 +380,12 @@ def test_the_parser_and_the_table_refuse_the_same(host):
     assert [bool(flags.unknown_flags("vllm", words)) for words in [*wrong, *right]] == [
         bool(answer) for answer in answers
     ]
+
+
+def test_one_of_two_real_engines_is_killed_under_load(site, host):
+    """Last in this file: it starts a second engine and kills it."""
+    main = yaml.safe_load((REPOSITORY / "inventory/nodes/lab-vllm.yaml").read_text())["engine"]["engines"]["main"]
+    site.set(NAME, engine__engines__second={**main, "port": 18002, "after": ["main"]})
+    site.deploy(timeout=1200)
+    load.kill_under_load(site, host, "second", users=4)
+    load.comes_back(site, host, "second", seconds=300)
