@@ -50,11 +50,23 @@ class Segment:
 
 
 def recorded() -> Segment | None:
-    """The segment this lab was given, whether its bridge is there or not."""
+    """The segment this lab was given, whether its bridge is there or not.
+
+    None when another lab has taken the number since: after a `down` it is free, and what hangs on it is not ours.
+    """
     try:
-        return Segment(json.loads((state() / "lab.json").read_text())["number"])
+        mine = Segment(json.loads((state() / "lab.json").read_text())["number"])
     except FileNotFoundError:
         return None
+    return mine if _owner(mine) in ("", str(state())) else None
+
+
+def _owner(of: Segment) -> str:
+    """The state directory of the lab whose bridge this is; "" while there is none."""
+    try:
+        return Path(f"/sys/class/net/{of.bridge}/ifalias").read_text().strip()
+    except OSError:
+        return ""
 
 
 def segment() -> Segment:
@@ -72,6 +84,7 @@ def segment() -> Segment:
                     f"{mine.network} is in use on this machine (ip addr), and {mine.bridge} of the lab needs it"
                 )
             run(["ip", "link", "add", mine.bridge, "type", "bridge", "stp_state", "0", "forward_delay", "0"])
+            run(["ip", "link", "set", mine.bridge, "alias", str(state())])
         run(["ip", "addr", "replace", f"{mine.gateway}/24", "dev", mine.bridge])
         run(["ip", "link", "set", mine.bridge, "up"])
     return mine

@@ -185,6 +185,15 @@ def test_containers_run_and_the_image_comes_from_the_registry_by_digest(host):
     assert host.run("docker info -f '{{.Driver}} {{.CgroupVersion}}'").stdout == "overlay2 2\n"
 
 
+def test_a_lab_never_touches_another_that_took_its_number(own_lab, host, tmp_path):
+    """A lab that is down has no number any more; the one that has it now keeps its hosts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUWRIGHT_LAB_DIR", str(tmp_path))
+        (tmp_path / "lab.json").write_text((own_lab / "lab.json").read_text())
+        assert lab.down() == []
+    assert host.run("true").returncode == 0
+
+
 @pytest.mark.proof
 def test_the_lab_works_where_systemd_is_pid_1_and_installs_its_tools():
     """A lab inside a lab host: a fresh Debian server, with this machine's proxy between it and the archive."""
