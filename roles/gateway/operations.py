@@ -168,7 +168,8 @@ def serving(
         and state.pid is not None
         and state.exe_is_on_disk
         and state.unit_running == unit_identity
-        and unit.get("ActiveState") == "active"
+        # Caddy announces a reload to systemd, and says nothing more when it refuses one.
+        and unit.get("ActiveState") in ("active", "reloading")
     )
     if (
         same_process

@@ -236,8 +236,16 @@ def test_what_is_wrong_from_outside_is_taken_back(node, own):
     )
 
 
+def take_8443(node: Trial) -> None:
+    node.sh(
+        "systemctl is-active -q taken || systemd-run -q --unit taken "
+        "/usr/local/bin/stand-in-engine respond --listen :8443 taken"
+    )
+    node.sh("for n in $(seq 50); do ss -Hltn 'sport = :8443' | grep -q . && break; sleep 0.1; done")
+
+
 def test_an_address_that_is_taken_is_taken_back(node, own):
-    node.sh("systemd-run -q --unit taken /usr/local/bin/stand-in-engine respond --listen :8443 taken")
+    take_8443(node)
     node.gateway["listen"] = [{"address": "0.0.0.0", "port": 443}, {"address": "0.0.0.0", "port": 8443}]
     refused(node, "address already in use", "what was right last is back and runs")
     node.sh("systemctl stop taken")
@@ -246,7 +254,7 @@ def test_an_address_that_is_taken_is_taken_back(node, own):
 def test_a_restart_that_fails_is_taken_back(node, own):
     """With a changed unit the process has to go; the old one comes back, unit and all."""
     before, seen = files(node), state(node)
-    node.sh("systemd-run -q --unit taken /usr/local/bin/stand-in-engine respond --listen :8443 taken")
+    take_8443(node)
     node.gateway["listen"] = [{"address": "0.0.0.0", "port": 443}, {"address": "0.0.0.0", "port": 8443}]
     node.gateway["drain"] = "33 s"
     run = node.run("-y", as_json=False)
