@@ -34,6 +34,10 @@ class Service:
             return
         stop(self.directory)
         make_private(self.directory)
+        if self._answers():
+            raise LabError(
+                f"{self.address}:{self.port} is answered by a program that is not this lab's {self.name}; end it"
+            )
         with (self.directory / "log").open("ab") as log:
             process = subprocess.Popen(
                 list(self.argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
