@@ -5,6 +5,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpuwright import connect, ownership
 from gpuwright.deploy import announce
 from gpuwright.spec.fleet import node
+from gpuwright.upstreams import upstreams
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
@@ -27,4 +28,4 @@ if spec.models:
 if spec.engine:
     engine(spec.engine, models=spec.models, hardware=spec.hardware)
 if spec.gateway:
-    gateway(spec.gateway, engines=spec.engine)
+    gateway(spec.gateway, engines=upstreams(spec.engine))

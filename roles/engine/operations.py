@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyinfra import logger
-from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
 
 from gpuwright import atomic, snapshot
 from gpuwright.ownership import Owned
+from gpuwright.watched import Watched
 from roles.engine.facts import ENGINES, IMAGES, EngineState, image_present
 
 SCRIPTS = "/usr/local/lib/gpuwright"
@@ -41,18 +42,6 @@ class Wanted:
     def image_unit(self) -> str:
         """The job that fetches its image."""
         return f"gpuwright-image-{self.name}.service"
-
-
-class Watched(StringCommand):
-    """A command whose output is shown while it runs: engines take minutes, and silence looks like a hang (seed 2)."""
-
-    def execute(self, state: Any, host: Any, connector_arguments: Any) -> tuple[bool, CommandOutput]:
-        """As StringCommand's, but printing. The output is not handed on: it was shown already."""
-        connector_arguments.update(self.connector_arguments)
-        status, _ = host.run_shell_command(
-            self, print_output=True, print_input=state.print_input, **connector_arguments
-        )
-        return status, CommandOutput([])
 
 
 def _script(lines: Sequence[str]) -> str:

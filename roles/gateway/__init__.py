@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyinfra.api import OperationError, deploy
@@ -11,8 +12,7 @@ from gpuwright import render
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.spec.secret import SecretError, resolve
-from gpuwright.upstreams import upstreams
-from roles.engine.spec import EngineSpec
+from gpuwright.upstreams import Upstream
 from roles.gateway import keys, operations
 from roles.gateway.caddyfile import configuration
 from roles.gateway.spec import GatewaySpec, TlsAcme, TlsOwn
@@ -37,13 +37,13 @@ def _certificates(spec: GatewaySpec) -> tuple[list[File], bytes | None]:
 
 
 @deploy("Gateway")
-def gateway(spec: GatewaySpec, engines: EngineSpec | None) -> None:
+def gateway(spec: GatewaySpec, engines: Sequence[Upstream]) -> None:
     """Caddy in front of `engines`: keys, allowed paths, load balancing, access log."""
     try:
         accepted = keys.accepted(keys.load(Path(spec.keys_file)), spec.keys)
         certificates, roots = _certificates(spec)
         fingerprint = hashlib.sha256(b"\0".join(file.data for file in certificates)).digest()
-        wanted = configuration(spec, upstreams(engines), accepted, fingerprint)
+        wanted = configuration(spec, tuple(engines), accepted, fingerprint)
     except (keys.KeyFileError, SecretError, ValueError) as error:
         raise OperationError(str(error)) from None
     except OSError as error:

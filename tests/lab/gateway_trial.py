@@ -25,6 +25,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import connect, ownership
 from gpuwright.spec.fleet import node
+from gpuwright.upstreams import upstreams
 from roles.base import base
 from roles.gateway import gateway
 
@@ -34,7 +35,7 @@ spec = node(host)
 ownership.retire_roles(present=[role for role in spec.roles if role in ("base", "gateway")])
 base(spec.base)
 if spec.gateway:
-    gateway(spec.gateway, engines=spec.engine)
+    gateway(spec.gateway, engines=upstreams(spec.engine))
 """
 
 STAND_IN = """

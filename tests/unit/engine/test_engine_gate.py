@@ -83,9 +83,9 @@ def test_the_deadline_counts_from_pre_start(node: Node) -> None:
 
 
 def test_a_hanging_answer_is_cut_by_the_deadline(node: Node) -> None:
-    node.configure(readiness={"deadline": 4, "conditions_limit": 1})
-    pid = started(node, SIM_SLOW_TOKENS="1")  # eight tokens take eight seconds
-    status, output = node.run("engine-gate", MAINPID=pid, timeout=10)
+    node.configure(readiness={"deadline": 8, "conditions_limit": 1})
+    pid = started(node, SIM_SLOW_TOKENS="4")  # eight tokens take 32 seconds
+    status, output = node.run("engine-gate", MAINPID=pid, timeout=20)
     assert status == 1
     assert "one completion is awaited after" in output
 
