@@ -61,13 +61,13 @@ def _journald(text: str) -> Sabotage:
     return Sabotage(f"printf '[Journal]\\n{text}\\n' >{file}; {again}", f"rm {file}; {again}")
 
 
-def _daemon(jq: str, then: str) -> Sabotage:
+def _daemon(jq: str, then: str, heals: bool = True) -> Sabotage:
     """daemon.json changed by hand."""
     file = "/etc/docker/daemon.json"
     return Sabotage(
         f"cp -a {file} /run/kept.json; jq {shlex.quote(jq)} /run/kept.json >{file}; {then}",
         f"cp -a /run/kept.json {file}; {then}",
-        heals=True,
+        heals=heals,
     )
 
 
@@ -111,7 +111,8 @@ def _weights(command: str, undo: str) -> Sabotage:
 
 
 _KEEP_MANIFEST, _OLD_MANIFEST = "cp -a $manifest $kept/manifest", "cp -a $kept/manifest $manifest"
-_RESTART_GATEWAY = f"systemctl restart {_GATEWAY}"
+# Its unit allows five starts in ten seconds.
+_RESTART_GATEWAY = f"systemctl reset-failed {_GATEWAY}; systemctl restart {_GATEWAY}"
 _JOB = f"gpuwright-model-{MODEL}.service"
 # Every setting that systemd enforces through a filter.
 _NO_FILTER = (
@@ -158,8 +159,10 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-CONT-002": _daemon('."live-restore" = false', "systemctl reload docker.service; sleep 1"),
     "GPW-CONT-004": _daemon(
         '.ip = "0.0.0.0"',
-        # With containers running, a daemon keeps its bridge as it was.
+        # With containers running a daemon keeps its bridge as it was: a deploy puts the file right, and what Docker does
+        # only follows when the engines were stopped once.
         f"systemctl stop {_UNIT}; {_RESTART_DOCKER}; {_RESTART}",
+        heals=False,
     ),
     "GPW-CONT-005": _drop_in(
         "docker.service",
