@@ -6,6 +6,7 @@ one sentence, and calls a tool when it is given one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import ssl
@@ -129,14 +130,17 @@ def test_a_chat_is_streamed(user):
 
 
 def test_a_stream_arrives_while_it_is_made(user):
+    """A proxy that collects a stream hands it on at its end, or in few lumps. The engine's own pace is not asked: it is a
+    busy CPU's."""
+    started = time.monotonic()
     stream = user.chat.completions.create(
         model="lab", messages=HELLO, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
     )
     times = [time.monotonic() for piece in stream if piece.choices]
     assert len(times) > 200
-    assert times[-1] - times[0] > 0.5
-    middle = (times[0] + times[-1]) / 2
-    assert 0.2 < len([at for at in times if at < middle]) / len(times) < 0.8, "nothing on the way collects the stream"
+    assert times[0] - started < 0.5 * (times[-1] - started), "the first piece came with the last ones"
+    lumps = 1 + sum(after - before > 0.002 for before, after in itertools.pairwise(times))
+    assert lumps > 20, "nothing on the way collects the stream"
 
 
 @pytest.mark.parametrize(
