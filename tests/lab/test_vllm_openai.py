@@ -130,17 +130,22 @@ def test_a_chat_is_streamed(user):
 
 
 def test_a_stream_arrives_while_it_is_made(user):
-    """A proxy that collects a stream hands it on at its end, or in few lumps. The engine's own pace is not asked: it is a
-    busy CPU's."""
-    started = time.monotonic()
-    stream = user.chat.completions.create(
-        model="lab", messages=HELLO, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
-    )
-    times = [time.monotonic() for piece in stream if piece.choices]
-    assert len(times) > 200
-    assert times[0] - started < 0.5 * (times[-1] - started), "the first piece came with the last ones"
-    lumps = 1 + sum(after - before > 0.002 for before, after in itertools.pairwise(times))
-    assert lumps > 20, "nothing on the way collects the stream"
+    """A proxy that collects streams collects all of them; an engine on a busy CPU hands on in lumps now and then. So one
+    stream of several that arrives piece by piece shows that nothing on the way collects."""
+    seen = []
+    for _ in range(5):
+        started = time.monotonic()
+        stream = user.chat.completions.create(
+            model="lab", messages=HELLO, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+        )
+        times = [time.monotonic() for piece in stream if piece.choices]
+        assert len(times) > 200
+        first = (times[0] - started) / (times[-1] - started)
+        lumps = 1 + sum(after - before > 0.002 for before, after in itertools.pairwise(times))
+        seen.append((round(first, 2), lumps))
+        if first < 0.5 and lumps > 20:
+            return
+    pytest.fail(f"no stream arrived while it was made; first piece's share of the time, and lumps: {seen}")
 
 
 @pytest.mark.parametrize(
