@@ -70,7 +70,7 @@ def _removal(thing: Owned) -> str:
 
 
 @operation()
-def _remove(role: str, things: Sequence[Owned], reload: Sequence[str] = ()) -> Generator[StringCommand, None, None]:
+def _remove(role: str, things: Sequence[Owned]) -> Generator[StringCommand, None, None]:
     """Stop and remove `things`, then forget them. Safe to repeat: every step accepts that it is done already."""
     snapshot.forget(ctx_host.get())
     steps = ["set -u"]

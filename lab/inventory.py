@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from typing import Any
 
-from lab import pins, registry
+from lab import registry
 from lab.authority import ca_file
 from lab.hosts import Host
 from lab.paths import state
@@ -30,6 +30,3 @@ def describe(host: Host, node: str = "lab", **settings: Any) -> dict[str, Any]:
             **settings,
         },
     }
-
-
-__all__ = ["describe", "pins"]
