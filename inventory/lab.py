@@ -13,4 +13,9 @@ from lab.inventory import describe as _describe
 # Which engine answers: the simulated one, or real vLLM on the CPU (./run lab --engine vllm).
 _node = {"sim": "lab", "vllm": "lab-vllm"}[_os.environ.get("GPUWRIGHT_LAB_ENGINE", "sim")]
 
-gpu_nodes = _fleet({_host.name: _describe(_host, _node) for _host in _lab.known()}, __file__, pins=_lab.pins.read())
+gpu_nodes = _fleet(
+    {_host.name: _describe(_host, _node) for _host in _lab.known()},
+    __file__,
+    pins=_lab.pins.read(),
+    empty="has no hosts; boot one with: gpuwright lab up",
+)
