@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from outcome import NoDocument, operations
 
 import lab
 from gpuwright.render import REPOSITORY
@@ -112,17 +113,9 @@ class Fleet:
         )
         run = Run(done.returncode, done.stderr)
         try:
-            document = json.loads(done.stdout)
-        except ValueError:
+            run.changed, run.failed = operations(done.stdout)
+        except NoDocument:
             run.said += done.stdout
-            return run
-        results = document.get("results")
-        for operation in results["operations"] if results else document["plan"]:
-            would = operation.get("hosts_with_change", []) + operation.get("hosts_with_conditional_change", [])
-            for name in operation["success"] if results else would:
-                run.changed.setdefault(name, []).append(operation["name"])
-            for name in operation.get("error", []):
-                run.failed.setdefault(name, []).append(operation["name"])
         return run
 
     def deploy(self, *options: str, timeout: float = 900) -> Run:

@@ -3,7 +3,7 @@ and writes down what reaches it. systemd, SSH, pyinfra and the gateway itself ar
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import ssl
 import subprocess
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import yaml
+from outcome import NoDocument, operations
 
 from gpuwright.render import REPOSITORY
 from lab import hosts
@@ -152,18 +153,8 @@ class Trial:
             timeout=600,
         )
         run = Run(finished.returncode, finished.stderr + ("" if as_json else finished.stdout))
-        try:
-            document = json.loads(finished.stdout)
-        except ValueError:
-            return run
-        for operation in (document.get("results") or {}).get("operations", []):
-            run.changed += [operation["name"]] * bool(operation["success"])
-        if not document.get("results"):
-            run.changed = [
-                operation["name"]
-                for operation in document["plan"]
-                if operation["hosts_with_change"] or operation["hosts_with_conditional_change"]
-            ]
+        with contextlib.suppress(NoDocument):
+            run.changed = operations(finished.stdout)[0].get(self.host.name, [])
         return run
 
     def deploy(self) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from outcome import NoDocument, operations
 
 import lab
 from gpuwright.render import REPOSITORY
@@ -123,18 +123,9 @@ class Trial:
             process.kill()
         run = Run(process.returncode, said)
         try:
-            document = json.loads(output)
-        except ValueError:
+            run.changed = operations(output)[0].get(self.host.name, [])
+        except NoDocument:
             run.said += output
-            return run
-        for operation in (document.get("results") or {}).get("operations", []):
-            run.changed += [operation["name"]] * bool(operation["success"])
-        if not document.get("results"):
-            run.changed = [
-                operation["name"]
-                for operation in document["plan"]
-                if operation["hosts_with_change"] or operation["hosts_with_conditional_change"]
-            ]
         return run
 
     def deploy(self, *options: str) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from outcome import NoDocument, operations
 
 from gpuwright.render import REPOSITORY
 from lab import hosts
@@ -59,18 +60,8 @@ class Trial:
             timeout=timeout,
         )
         run = Run(finished.returncode, finished.stderr)
-        try:
-            document = json.loads(finished.stdout)
-        except ValueError:
-            return run
-        for operation in (document.get("results") or {}).get("operations", []):
-            run.changed += [operation["name"]] * bool(operation["success"])
-        if not document.get("results"):
-            run.changed = [
-                operation["name"]
-                for operation in document["plan"]
-                if operation["hosts_with_change"] or operation["hosts_with_conditional_change"]
-            ]
+        with contextlib.suppress(NoDocument):
+            run.changed = operations(finished.stdout)[0].get(self.host.name, [])
         return run
 
     def deploy(self) -> Run:
