@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyinfra.api import FactBase, StringCommand
 from pyinfra.api.state import BaseStateCallback
 from pyinfra.context import ctx_state
+
+from gpuwright import numa
 
 T = TypeVar("T")
 
@@ -321,6 +324,7 @@ class MemoryNode:
     """One NUMA node. An HBM node has memory and no CPUs, wherever it is numbered (gpu-node.md 3.1)."""
 
     cpus: str
+    """Online CPUs, as the kernel lists them."""
     mem_total_kib: int
     file_pages_kib: int
     shmem_kib: int
@@ -331,25 +335,59 @@ class MemoryNode:
         return self.mem_total_kib > 0 and not self.cpus
 
 
+def hbm_nodes(nodes: Mapping[int, MemoryNode]) -> frozenset[int]:
+    """The nodes with memory and without CPUs."""
+    return frozenset(index for index, node in nodes.items() if node.is_hbm)
+
+
 def _parse_numa(text: str) -> dict[int, MemoryNode]:
-    nodes = {}
-    for line in text.splitlines():
-        index, cpus, total, pages, shmem = line.split("|")
-        nodes[int(index)] = MemoryNode(cpus, int(total), int(pages), int(shmem))
+    """Nodes by index; {} where the kernel knows none. What the kernel says twice must agree, or it is not believed."""
+    *lines, end = text.splitlines() or [""]
+    if end != "end":
+        raise ValueError("the list of memory nodes is cut short")
+    if not lines:
+        return {}
+    said: dict[str, frozenset[int]] = {}
+    nodes: dict[int, MemoryNode] = {}
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if key in ("online", "has_memory", "has_cpu") and key not in said:
+            said[key] = numa.indices(value)
+        elif match := re.fullmatch(r"node (\d+)\|([\d,-]*)\|(\d+)\|(\d+)\|(\d+)", line, re.ASCII):
+            numa.indices(match[2])
+            node = MemoryNode(match[2], int(match[3]), int(match[4]), int(match[5]))
+            if int(match[1]) in nodes:
+                raise ValueError(line)
+            nodes[int(match[1])] = node
+        else:
+            raise ValueError(line)
+    seen = {
+        "online": frozenset(nodes),
+        "has_memory": frozenset(index for index, node in nodes.items() if node.mem_total_kib),
+        "has_cpu": frozenset(index for index, node in nodes.items() if node.cpus),
+    }
+    for key, expected in seen.items():
+        if said.get(key) != expected:
+            raise ValueError(f"{key} does not agree with the nodes themselves")
     return nodes
 
 
+# Sizes are not compared with one another: the kernel's counters drift by some pages per CPU.
 NUMA = register(
     Section(
         "numa",
         r"""
-for node in /sys/devices/system/node/node[0-9]*; do
-  [ -d "$node" ] || continue
-  awk -v node="${node##*/node}" -v cpus="$(cat "$node/cpulist")" '
-    $3 == "MemTotal:" {total = $4} $3 == "FilePages:" {pages = $4} $3 == "Shmem:" {shmem = $4}
-    END {printf "%s|%s|%d|%d|%d\n", node, cpus, total, pages, shmem}' "$node/meminfo"
+cd /sys/devices/system/node 2>/dev/null || { echo end; exit 0; }
+for list in online has_memory has_cpu; do
+  printf '%s %s\n' "$list" "$(cat "$list")"
 done
-exit 0
+for node in node[0-9]*; do
+  cpus=$(cat "$node/cpulist") || exit 1
+  awk -v node="${node#node}" -v cpus="$cpus" '
+    $3 == "MemTotal:" {total = $4} $3 == "FilePages:" {pages = $4} $3 == "Shmem:" {shmem = $4}
+    END {printf "node %s|%s|%s|%s|%s\n", node, cpus, total, pages, shmem}' "$node/meminfo"
+done
+echo end
 """,
         _parse_numa,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gpuwright import numa
+
 _UNITS = {
     "y": 31_557_600,
     "month": 2_629_800,
@@ -38,3 +40,8 @@ def blocks(text: str) -> dict[str, dict[str, str]]:
         if "Id" in properties:
             units[properties["Id"]] = properties
     return units
+
+
+def mask(text: str) -> frozenset[int]:
+    """``0-2 4`` as ``systemctl show`` prints NUMAMask= and CPUAffinity=; "" is none. Raises ValueError."""
+    return numa.indices(text.replace(" ", ","))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import atomic, ownership, packages, render
+from gpuwright import atomic, numa, ownership, packages, render
 from gpuwright.ownership import Owned
 from roles.engine import container, operations
 from roles.engine.spec import Engine, EngineSpec
@@ -40,7 +40,7 @@ def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
         atomic.File(f"{operations.SCRIPTS}/{name}", render.static(f"engine{operations.SCRIPTS}/{name}"), mode="0755")
         for name in SCRIPTS
     ]
-    jobs = [image_job(name, one, numa_nodes(models, hardware)) for name, one in spec.engines.items()]
+    jobs = [image_job(name, one, numa.io_nodes(models.numa_nodes, hardware)) for name, one in spec.engines.items()]
     owned = [file.owned for file in [*scripts, *jobs]]
     for one in engines:
         owned += [*(file.owned for file in one.files), *one.claims]
@@ -57,14 +57,6 @@ def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
     for turn in host.loop([other.name for other in ctx_state.get().inventory]):
         if turn == host.name and operations.may_have_to_replace(host, engines):
             operations.replace(name=f"Replace serving engines on {turn}", engines=engines, _serial=True)
-
-
-def numa_nodes(models: ModelsSpec, hardware: Hardware) -> str | None:
-    """Where I/O jobs of a machine with HBM nodes keep their page cache. Engines themselves are never bound there: a
-    container confined to the CPU nodes fails CUDA initialisation with error 802 (seed 2)."""
-    if models.numa_nodes is None and hardware.hbm_numa_nodes:
-        return ",".join(str(node) for node in hardware.cpu_numa_nodes)
-    return models.numa_nodes
 
 
 def model_directory(name: str, models: ModelsSpec) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyinfra.api import OperationError, deploy
 
-from gpuwright import atomic, ownership, packages, render
+from gpuwright import atomic, numa, ownership, packages, render
 from gpuwright.spec.secret import SecretError, resolve
 from roles.models import operations
 from roles.models.operations import SCRIPTS, Job
@@ -50,16 +50,9 @@ def models_verified(spec: ModelsSpec, hardware: Hardware) -> None:
     )
 
 
-def numa_nodes(spec: ModelsSpec, hardware: Hardware) -> str | None:
-    """Memory nodes the jobs are bound to: as the node file says, or the ones with CPUs where others have none (seed 2)."""
-    if spec.numa_nodes is None and hardware.hbm_numa_nodes:
-        return ",".join(str(node) for node in hardware.cpu_numa_nodes)
-    return spec.numa_nodes
-
-
 def wanted(spec: ModelsSpec, hardware: Hardware) -> list[Job]:
     """One job per model. Raises ValueError for a model without a commit."""
-    return [job(name, model, spec, numa_nodes(spec, hardware)) for name, model in spec.items.items()]
+    return [job(name, model, spec, numa.io_nodes(spec.numa_nodes, hardware)) for name, model in spec.items.items()]
 
 
 def job(name: str, model: Model, spec: ModelsSpec, nodes: str | None) -> Job:
@@ -99,7 +92,7 @@ def files(spec: ModelsSpec, hardware: Hardware) -> list[atomic.File]:
             render.template(
                 "models/etc/systemd/system/gpuwright-model-verify@.service.j2",
                 spec=spec,
-                numa_nodes=numa_nodes(spec, hardware),
+                numa_nodes=numa.io_nodes(spec.numa_nodes, hardware),
             ),
         ),
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from gpuwright import numa
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
-from gpuwright.audit.systemd import blocks
-from gpuwright.snapshot import NUMA, CouldNotLook, Section, Snapshot
+from gpuwright.audit.systemd import blocks, mask
+from gpuwright.snapshot import NUMA, CouldNotLook, Section, Snapshot, hbm_nodes
 from gpuwright.spec.node import NodeSpec
-from roles.models import numa_nodes
 from roles.models.spec import Model, ModelsSpec
 
 # The engines' user (roles/engine/container.py): it must never own or write weights.
@@ -209,33 +209,24 @@ def _jobs(seen: Snapshot, spec: NodeSpec, expected: str, wrong: dict[str, str]) 
 
 
 def _bound(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    wanted = numa_nodes(_models(spec), spec.hardware)
+    wanted = numa.io_nodes(_models(spec).numa_nodes, spec.hardware)
     if wanted is None:
-        hbm = [str(index) for index, node in seen.read(NUMA).items() if node.is_hbm]
+        hbm = numa.listed(hbm_nodes(seen.read(NUMA)))
         if not hbm:
             return not_applicable("the node file names no memory nodes and this machine has none without CPUs")
         return judged(
             False,
             "jobs bound to the memory of CPU nodes",
-            f"nodes {', '.join(hbm)} are HBM, the node file says nothing",
+            f"memory nodes {hbm} are HBM, the node file says nothing",
         )
     units = seen.read(JOBS)
     wrong = {}
     for name in _models(spec).items:
         unit = units.get(_job(name), {})
-        has = (unit.get("NUMAPolicy", "absent"), _nodes(unit.get("NUMAMask", "")))
-        right = has == ("bind", _nodes(wanted))
+        has = (unit.get("NUMAPolicy", "absent"), mask(unit.get("NUMAMask", "")))
+        right = has == ("bind", numa.indices(wanted))
         wrong[name] = "" if right else f"NUMAPolicy={has[0]} NUMAMask={unit.get('NUMAMask', '')}"
     return _jobs(seen, spec, f"every job bound to memory nodes {wanted}", wrong)
-
-
-def _nodes(text: str) -> set[int]:
-    """``0-2,4`` as systemd prints it (``0-2 4``) and as a node file has it."""
-    found: set[int] = set()
-    for part in text.replace(",", " ").split():
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _not_root(seen: Snapshot, spec: NodeSpec) -> Verdict:

@@ -101,13 +101,17 @@ def test_the_recorded_host_keeps_every_promise(green):
 
 # control: changes as (section, regular expression, replacement); the first that arises on machines only comes first, as
 # what makes it arise.
+_HBM = [
+    ("numa", "online 0\nhas_memory 0", "online 0-1\nhas_memory 0-1"),
+    ("numa", "end", "node 1||268435456|1024|0\nend"),
+]
 MACHINE = {
     "GPW-BASE-003": [("system", "VIRTUALIZATION=.*", "VIRTUALIZATION=none"), ("audit-base-clock", "no", "yes")],
     "GPW-ENGN-030": [
         ("audit-engine-controllers", '"pids":false,"memory":false', '"pids":true,"memory":true'),
         ("audit-containers", '"pids_limit":0', '"pids_limit":8192'),
     ],
-    "GPW-ENGN-032": [("numa", r"\Z", "\n1||268435456|1024|0")],
+    "GPW-ENGN-032": _HBM,
 }
 
 DOCTORED = {
@@ -197,7 +201,7 @@ DOCTORED = {
     "GPW-ENGN-029": [("audit-engine-inside", "size=262144k", "size=65536k")],
     "GPW-ENGN-030": [("audit-containers", '"pids_limit":8192', '"pids_limit":0')],
     "GPW-ENGN-031": [("audit-containers", '"devices":.', '"devices":["/dev/kvm"')],
-    "GPW-ENGN-032": [("numa", "1024.0$", "1048577|0")],
+    "GPW-ENGN-032": [("numa", r"\|1024\|0", "|1048577|0")],
     "GPW-GATE-001": [("units", "(?s)(Id=gpuwright-gateway.service.*?)ActiveState=active", r"\1ActiveState=failed")],
     "GPW-GATE-002": [("owned", "H ....(.*/caddy)", r"H 0000\1")],
     "GPW-GATE-003": [("audit-gateway-process", "Wanted:gpuwright-gateway", "Wanted:www-data")],

@@ -9,10 +9,9 @@ from engine_node import COMMIT, DIGEST, MODELS, REFERENCE, SCRIPTS
 
 from gpuwright import units
 from roles.engine import SCRIPTS as INSTALLED
-from roles.engine import container, image_job, numa_nodes, wanted
+from roles.engine import container, image_job, wanted
 from roles.engine.facts import ENGINES, image_present
 from roles.engine.spec import Engine, EngineSpec
-from roles.models.spec import ModelsSpec
 
 BASE = {"image": REFERENCE, "model": "tiny", "served_name": "lab", "port": 18001}
 
@@ -243,16 +242,6 @@ def test_the_image_job_is_bound_where_the_node_file_says_so() -> None:
     assert "NUMA" not in image_job("main", engine(), None).data.decode()
     archive = {"repository": "registry.test/sim", "digest": DIGEST, "archive": "/srv/sim.tar"}
     assert f"{REFERENCE} /srv/sim.tar\n" in image_job("main", engine(image=archive), None).data.decode()
-
-
-def test_engines_are_never_bound_and_io_jobs_are() -> None:
-    from gpuwright.spec.node import Hardware
-
-    station = Hardware(hbm_numa_nodes=(1,), cpu_numa_nodes=(0,))
-    assert numa_nodes(MODELS, station) == "0"
-    assert numa_nodes(MODELS, Hardware()) is None
-    given = ModelsSpec.model_validate({**MODELS.model_dump(), "numa_nodes": "0,2"})
-    assert numa_nodes(given, station) == "0,2"
 
 
 def test_every_script_is_installed_and_clean() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuwright import units
+from gpuwright.numa import io_nodes
 from gpuwright.spec.node import Gpus, Hardware
-from roles.models import HUB_TOKEN, files, job, numa_nodes, wanted
+from roles.models import HUB_TOKEN, files, job, wanted
 from roles.models.facts import MODELS
 from roles.models.operations import Job
 from roles.models.spec import Model, ModelsSpec
@@ -97,13 +98,14 @@ def test_units_pass_the_lint_and_systemds_own_check(tmp_path: Path) -> None:
     [
         (None, Hardware(), None),
         (None, Hardware(hbm_numa_nodes=(1,)), "0"),
-        (None, Hardware(cpu_numa_nodes=(0, 1), hbm_numa_nodes=(2, 10, 18, 26), gpus=Gpus(count=4)), "0,1"),
+        (None, Hardware(cpu_numa_nodes=(0, 1), hbm_numa_nodes=(2, 10, 18, 26), gpus=Gpus(count=4)), "0-1"),
         ("0", Hardware(), "0"),
+        ("0", Hardware(cpu_numa_nodes=(0, 1), hbm_numa_nodes=(2,)), "0"),
     ],
 )
 def test_downloads_are_bound_to_nodes_with_cpus(setting: str | None, hardware: Hardware, bound_to: str | None) -> None:
     described = spec(numa_nodes=setting)
-    assert numa_nodes(described, hardware) == bound_to
+    assert io_nodes(described.numa_nodes, hardware) == bound_to
     [one] = wanted(described, hardware)
     text = one.unit_file.data.decode()
     if bound_to is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwright import numa
 from gpuwright.render import REPOSITORY
 from gpuwright.spec import fleet
 
@@ -75,7 +76,7 @@ STATION = {
     # seed 2, "The GB300 memory trap"
     "hardware.hbm_numa_nodes": (1,),
     "hardware.cpu_numa_nodes": (0,),
-    "models.numa_nodes": "0",
+    "models.numa_nodes": None,  # follows from the two above: test_io_keeps_to_the_nodes_with_cpus
     "engine.page_cache_drop": "auto",
     "engine.page_cache_drop_off_reason": None,
     # seed 2, "The restart policy"
@@ -161,6 +162,13 @@ def value_at(part, path):
 def test_values_are_the_field_reports(node, shipped):
     spec = shipped.specs[node]
     assert {path: value_at(spec, path) for path in GOLDEN[node]} == GOLDEN[node]
+
+
+@pytest.mark.parametrize("node", ["dgx-station-gb300", "dgx-station-gb300-redhatai"])
+def test_io_keeps_to_the_nodes_with_cpus(node, shipped):
+    """Seed 2, "Fix part 2": numactl --membind=0."""
+    spec = shipped.specs[node]
+    assert numa.io_nodes(spec.models.numa_nodes, spec.hardware) == "0"
 
 
 def test_the_less_accurate_variant_says_so(shipped):
