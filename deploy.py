@@ -2,7 +2,7 @@
 
 from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import connect, ownership
+from gpuwright import connect, ownership, wishes
 from gpuwright.deploy import announce
 from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
@@ -10,6 +10,7 @@ from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
 from roles.gateway import gateway
+from roles.kernel import kernel, kernel_verified
 from roles.models import models_start, models_verified
 
 host = ctx_host.get()
@@ -21,6 +22,11 @@ ownership.retire_roles(present=spec.roles)
 base(spec.base)
 if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
+# Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.
+wanted = wishes.gathered(spec)
+if spec.kernel:
+    kernel(spec.kernel, wishes=wanted)
+    kernel_verified(spec.kernel, wishes=wanted)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count)
 if spec.models:

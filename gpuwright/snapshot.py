@@ -278,6 +278,24 @@ systemctl show --no-pager --property={_UNIT_PROPERTIES} docker.service docker.so
 )
 
 
+# systemd-detect-virt(1)
+_CONTAINERS = frozenset(
+    [
+        "openvz",
+        "lxc",
+        "lxc-libvirt",
+        "systemd-nspawn",
+        "docker",
+        "podman",
+        "rkt",
+        "wsl",
+        "proot",
+        "pouch",
+        "container-other",
+    ]
+)
+
+
 @dataclass(frozen=True)
 class System:
     """The running operating system."""
@@ -289,6 +307,11 @@ class System:
     kernel: str
     virtualization: str
     reboot_required: bool
+
+    @property
+    def is_container(self) -> bool:
+        """What `systemd-detect-virt --container` says: the kernel, its clock and its reboots are the machine's around it."""
+        return self.virtualization in _CONTAINERS
 
 
 def _parse_system(text: str) -> System:

@@ -11,6 +11,7 @@ from roles.base.spec import BaseSpec
 from roles.containers.spec import ContainersSpec
 from roles.engine.spec import EngineSpec
 from roles.gateway.spec import GatewaySpec
+from roles.kernel.spec import KernelSpec
 from roles.models.spec import ModelsSpec
 
 
@@ -49,6 +50,7 @@ class NodeSpec(Strict):
     )
     hardware: Hardware = Hardware()
     base: BaseSpec = BaseSpec()
+    kernel: KernelSpec | None = None
     containers: ContainersSpec | None = None
     models: ModelsSpec | None = None
     engine: EngineSpec | None = None
@@ -57,5 +59,5 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("containers", "models", "engine", "gateway")
+        optional = ("kernel", "containers", "models", "engine", "gateway")
         return ("base", *(role for role in optional if getattr(self, role) is not None))

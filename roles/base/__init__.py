@@ -72,7 +72,7 @@ def base(spec: BaseSpec) -> None:
         units=[JOURNALD],
         stale=lambda now: journal_is_stale(now, spec),
     )
-    if ours and in_container(seen.read(snapshot.SYSTEM)):
+    if ours and seen.read(snapshot.SYSTEM).is_container:
         # The clock belongs to the machine around it: the unit has ConditionVirtualization=!container.
         logger.info(f"{host.print_prefix}time: not applicable, the host is a container and has its machine's clock")
     elif ours:
@@ -126,8 +126,3 @@ def journal_is_stale(seen: snapshot.Snapshot, spec: BaseSpec) -> list[str]:
     journal = seen.read(JOURNAL)
     capped = journal.max_use is None or abs(journal.max_use - spec.journal_max_use) < 2**16  # rounded to a page
     return [] if journal.persistent and capped else [JOURNALD]
-
-
-def in_container(system: snapshot.System) -> bool:
-    """What `systemd-detect-virt` calls a container."""
-    return system.virtualization in ("systemd-nspawn", "docker", "podman", "lxc", "lxc-libvirt", "openvz", "wsl", "rkt")

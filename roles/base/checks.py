@@ -9,8 +9,6 @@ from gpuwright.audit.control import Control, Verdict, judged, not_applicable, wi
 from gpuwright.snapshot import OWNED, SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 
-CONTAINER_VIRTUALIZATION = ("systemd-nspawn", "docker", "lxc", "podman", "container-other")
-
 # --- observations ---------------------------------------------------------------------------------------------------
 
 # The files that journald has open say where it writes; its own message of use (sd-messages.h,
@@ -120,7 +118,7 @@ def _journal_capped(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 def _clock(seen: Snapshot, spec: NodeSpec) -> Verdict:
     system = seen.read(SYSTEM)
-    if system.virtualization in CONTAINER_VIRTUALIZATION:
+    if system.is_container:
         return not_applicable(f"this is a container ({system.virtualization}); its clock is its host's")
     answer = seen.read(CLOCK)
     return judged(answer == "yes", "the kernel says the clock is synchronised", f"NTPSynchronized={answer}")

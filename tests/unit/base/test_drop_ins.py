@@ -127,7 +127,7 @@ def test_an_answer_of_another_shape_is_not_an_observation():
 @pytest.mark.parametrize(("virtualization", "container"), [("none", False), ("kvm", False), ("systemd-nspawn", True)])
 def test_a_container_has_its_machines_clock(virtualization, container):
     system = snapshot.System("debian", "13", "trixie", "x86_64", "6.12", virtualization, False)
-    assert role.in_container(system) is container
+    assert system.is_container is container
 
 
 @pytest.mark.parametrize(

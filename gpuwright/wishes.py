@@ -1,0 +1,24 @@
+"""What all roles of a node ask of its kernel, put together from its description."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwright.boot import Wishes, together
+from roles.kernel import wishes as kernel
+
+if TYPE_CHECKING:
+    from gpuwright.spec.node import NodeSpec
+
+
+def of_roles(spec: NodeSpec) -> list[Wishes]:
+    """The wishes of every role that has some, in the order of the roles."""
+    parts = []
+    if spec.kernel is not None:
+        parts.append(kernel.wishes(spec.kernel, spec.hardware))
+    return parts
+
+
+def gathered(spec: NodeSpec) -> Wishes:
+    """Everything the node's kernel is asked for. What two roles disagree about was refused at load."""
+    return together(of_roles(spec))
