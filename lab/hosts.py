@@ -48,6 +48,10 @@ class Host:
         return self.segment.address(self.octet)
 
     @property
+    def address6(self) -> str:
+        return self.segment.address6(self.octet)
+
+    @property
     def directory(self) -> Path:
         return state() / "hosts" / self.name
 
@@ -190,6 +194,7 @@ class Host:
             "etc/apt/apt.conf.d/90lab": f'Acquire::http::Proxy "{proxy.address(self.segment)}";\n{archive.settings}',
             "etc/systemd/network/10-host0.network": (
                 f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
+                f"\n[Address]\nAddress={self.address6}/64\nDuplicateAddressDetection=none\n"
             ),
             "root/.ssh/authorized_keys": _public_key(self.ssh_key),
             "etc/ssh/ssh_host_ed25519_key": (self.directory / "host_key").read_text(),

@@ -1,4 +1,4 @@
-"""The lab's segment: a bridge on this machine with one address and no way out; every host hangs on it by a veth pair."""
+"""The lab's segment: a bridge on this machine, with an address of either kind and no way out; every host hangs on it by a veth pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEIGHBOUR = 250  # last octet
 
 @dataclass(frozen=True)
 class Segment:
-    """One lab's bridge and addresses: ``gpwlab<number>``, 10.83.<number>.0/24."""
+    """One lab's bridge and addresses: ``gpwlab<number>``, 10.83.<number>.0/24 and fd67:7077:<number>::/64."""
 
     number: int
 
@@ -36,6 +36,10 @@ class Segment:
 
     def address(self, octet: int) -> str:
         return str(self.network[octet])
+
+    def address6(self, octet: int) -> str:
+        """The same place in the segment's unique local range (RFC 4193)."""
+        return str(ipaddress.IPv6Address(f"fd67:7077:{self.number:x}::{octet:x}"))
 
     def namespace(self, name: str) -> str:
         """Name of a host's network namespace."""
@@ -86,6 +90,8 @@ def segment() -> Segment:
             run(["ip", "link", "add", mine.bridge, "type", "bridge", "stp_state", "0", "forward_delay", "0"])
             run(["ip", "link", "set", mine.bridge, "alias", str(state())])
         run(["ip", "addr", "replace", f"{mine.gateway}/24", "dev", mine.bridge])
+        # nodad: addresses are given out here and nowhere else, and a bridge without a carrier would wait for ever.
+        run(["ip", "addr", "replace", f"{mine.address6(1)}/64", "dev", mine.bridge, "nodad"])
         run(["ip", "link", "set", mine.bridge, "up"])
     return mine
 
@@ -113,6 +119,7 @@ class Neighbour:
 
     namespace: str
     address: str
+    address6: str
 
     def run(self, *argv: str, check: bool = False, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a program (curl, ip) as that neighbour."""
@@ -122,7 +129,7 @@ class Neighbour:
 def neighbour() -> Neighbour:
     """The segment's neighbour, made if it is not there."""
     on = segment()
-    namespace, address = on.namespace("neighbour"), on.address(_NEIGHBOUR)
+    namespace, address, address6 = on.namespace("neighbour"), on.address(_NEIGHBOUR), on.address6(_NEIGHBOUR)
     with locked(state() / "neighbour.lock"):
         if namespace not in namespaces(on):
             run(["ip", "link", "del", on.veth(_NEIGHBOUR)], check=False)
@@ -132,7 +139,8 @@ def neighbour() -> Neighbour:
             run(["ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0"])
             run(["ip", "-n", namespace, "link", "set", "eth0", "up"])
             run(["ip", "-n", namespace, "link", "set", "lo", "up"])
-    return Neighbour(namespace, address)
+        run(["ip", "-n", namespace, "addr", "replace", f"{address6}/64", "dev", "eth0", "nodad"])
+    return Neighbour(namespace, address, address6)
 
 
 def _links() -> list[str]:
