@@ -54,6 +54,7 @@ PATTERNS = {
     r"^\d+\.\d+\.\d+$": "must be a version of three numbers, as in 2.11.7",
     r"^\d+\.\d$": "must be a compute capability in quotes, as in '12.0'",
     r"^\d+([,-]\d+)*$": "must be NUMA nodes in quotes, as in '0' or '0-1' or '0,2'",
+    r"^(auto|off|\d+([,-]\d+)*)$": "must be auto, off, or memory nodes in quotes, as in '0' or '0-1,4'",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of an environment variable: letters, digits and '_'",
     r"^[^\x00-\x1f]*$": "must be one line of text",
     r"^[^\s@{}\"`]+@[^\s@{}\"`]+$": "must be a mail address",

@@ -149,6 +149,7 @@ def configuration(name: str, engine: Engine, model_directory: str) -> str:
     parts = {
         "image": engine.image.reference,
         "gpus": engine.gpus,
+        "numa_nodes": engine.numa_nodes,
         "container": docker_arguments(name, engine, model_directory),
         "command": command_line(engine),
     }

@@ -123,6 +123,12 @@ class Engine(Strict):
     gpus: tuple[int, ...] = Field(
         default=(), description="indices into hardware.gpus; given to the container by UUID through CDI"
     )
+    numa_nodes: str = Field(
+        default="auto",
+        pattern=r"^(auto|off|\d+([,-]\d+)*)$",
+        description="auto: confined to CPUs and memory of the nodes its GPUs hang on, as the firmware says at every start; "
+        "or those nodes, where it does not say; off. Never where HBM is a memory node: error 802 (seed 2)",
+    )
     versions: dict[Literal["vllm", "sglang", "flashinfer"], str] = Field(
         default_factory=dict,
         description="what the image holds, for the compatibility table; the engine's own is read from a tag like v0.31.0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpuwright import numa
 from gpuwright.spec.names import is_ip_address
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found, sizes
@@ -283,9 +284,35 @@ def cache_drop_off_has_a_reason(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("engine", "page_cache_drop"), "needs page_cache_drop_off_reason: why this machine can do without")
 
 
+def engines_are_placed_where_they_can_run(spec: NodeSpec) -> Iterator[Found]:
+    """Seed 2: an engine confined to the nodes of the CPUs fails CUDA initialisation with error 802."""
+    for name, engine in _each(spec):
+        path = _at(name, "numa_nodes")
+        if engine.numa_nodes in ("auto", "off"):
+            continue
+        if spec.hardware.hbm_numa_nodes:
+            sentence = (
+                "would confine the engine on a machine whose GPU memory is a memory node (hardware.hbm_numa_nodes), and CUDA "
+                "fails there with error 802 (seed 2); leave it out"
+            )
+            yield Found(path, sentence)
+            continue
+        try:
+            wanted = numa.indices(engine.numa_nodes)
+        except ValueError:
+            yield Found(path, "must be auto, off, or memory nodes in ascending order, as in '0' or '0-1,4'")
+            continue
+        if outside := wanted - set(spec.hardware.cpu_numa_nodes):
+            allowed = numa.listed(spec.hardware.cpu_numa_nodes)
+            yield Found(
+                path, f"names node {numa.listed(outside)}, which hardware.cpu_numa_nodes does not; allowed: '{allowed}'"
+            )
+
+
 RULES = (
     gpus_exist,
     gpus_are_used_once,
+    engines_are_placed_where_they_can_run,
     parallelism_matches_gpus,
     weights_and_cache_fit,
     ports_are_free,

@@ -37,10 +37,12 @@ def with_gpus(node: Node, held: str = "", listed: str = GPU, temperature: int = 
 case "$*" in
   -L) echo "GPU 0: NVIDIA TEST (UUID: {OTHER})"; echo "GPU 1: NVIDIA TEST (UUID: {listed})" ;;
   --query-compute-apps*) cat "$FAKE/held" ;;
+  --query-gpu=uuid,pci.bus_id*) cat "$FAKE/bus" ;;
   --query-gpu*) echo "{OTHER}, 99"; echo "{GPU}, {temperature}" ;;
 esac""",
     )
     (node.fake / "held").write_text(held)
+    (node.fake / "bus").write_text(f"{OTHER}, 00000000:01:00.0\n{GPU}, 00000000:C1:00.0\n")
     node.write("etc/cdi/nvidia.yaml", f"kind: nvidia.com/gpu\ndevices:\n- name: {GPU}\n- name: {OTHER}\n")
 
 
@@ -237,6 +239,20 @@ def test_file_pages_on_hbm_after_the_drop(node: Node) -> None:
     sentence = refused(node)
     assert sentence.startswith("seen: FilePages of HBM node1 is 1025 MiB, of which Shmem 512 MiB")
     assert "expected: at most 1024 MiB" in sentence
+    assert "do: find what reads or writes files without NUMAPolicy=bind" in sentence
+    assert "shared memory (ls -l /dev/shm)" in sentence
+
+
+def test_file_pages_on_hbm_where_nothing_drops_them(node: Node) -> None:
+    hbm(node, 1, file_pages_kib=1025 * 1024)
+    node.configure(spec={"page_cache_drop": "off", "page_cache_drop_off_reason": "a test of what happens then"})
+    sentence = refused(node)
+    assert "node1 is 1025 MiB, of which Shmem 0 MiB" in sentence
+    assert (
+        "do: set engine.page_cache_drop to auto, or drop it by hand (sync; echo 1 >/proc/sys/vm/drop_caches)"
+        in sentence
+    )
+    assert "/dev/shm" not in sentence
 
 
 def test_file_pages_at_the_limit_pass(node: Node) -> None:
