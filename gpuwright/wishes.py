@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwright.boot import Wishes, together
 from roles.kernel import wishes as kernel
+from roles.pcie import wishes as pcie
 
 if TYPE_CHECKING:
     from gpuwright.spec.node import NodeSpec
@@ -16,6 +17,8 @@ def of_roles(spec: NodeSpec) -> list[Wishes]:
     parts = []
     if spec.kernel is not None:
         parts.append(kernel.wishes(spec.kernel, spec.hardware))
+    if spec.pcie is not None:
+        parts.append(pcie.wishes(spec.pcie, spec.hardware))
     return parts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,10 @@ from roles.engine.spec import EngineSpec
 from roles.gateway.spec import GatewaySpec
 from roles.kernel.spec import KernelSpec
 from roles.models.spec import ModelsSpec
+from roles.pcie.spec import PcieSpec
+
+PciWord = Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]
+"""A PCI vendor id, or base class and subclass: four hexadecimal digits."""
 
 
 class Gpus(Strict):
@@ -28,12 +32,27 @@ class Gpus(Strict):
     power_range_watts: tuple[int, int] | None = Field(default=None, description="[lowest, highest] that the card takes")
 
 
+class Accelerators(Strict):
+    """How the accelerators are told from other PCI devices. A lab machine names its stand-in endpoints here."""
+
+    vendor: PciWord = Field(default="10de", description="PCI vendor id; 10de is NVIDIA")
+    classes: tuple[PciWord, ...] = Field(
+        default=("0300", "0302"),
+        min_length=1,
+        description="base class and subclass; 0300 is a GPU with display outputs, 0302 one without",
+    )
+    count: int | None = Field(
+        default=None, ge=0, le=64, description="how many there are; where it is left out, gpus.count"
+    )
+
+
 class Hardware(Strict):
     """What the machine is; facts for cross-checks and planning, never written to a host."""
 
     architecture: Literal["x86_64", "arm64"] = Field(default="x86_64", description="images and Caddy are pinned for it")
     memory: Size | None = Field(default=None, description="system memory, without HBM")
     gpus: Gpus = Gpus()
+    accelerators: Accelerators = Accelerators()
     cpu_numa_nodes: tuple[int, ...] = Field(
         default=(0,), description="memory nodes with CPUs; downloads are kept there"
     )
@@ -51,6 +70,7 @@ class NodeSpec(Strict):
     hardware: Hardware = Hardware()
     base: BaseSpec = BaseSpec()
     kernel: KernelSpec | None = None
+    pcie: PcieSpec | None = None
     containers: ContainersSpec | None = None
     models: ModelsSpec | None = None
     engine: EngineSpec | None = None
@@ -59,5 +79,5 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("kernel", "containers", "models", "engine", "gateway")
+        optional = ("kernel", "pcie", "containers", "models", "engine", "gateway")
         return ("base", *(role for role in optional if getattr(self, role) is not None))

@@ -49,6 +49,7 @@ _MOST_NAMES = 24
 
 PATTERNS = {
     # a field's pattern: what it means in words
+    r"^[0-9a-f]{4}$": "must be four hexadecimal digits in quotes, in lower case, as in '10de' or '0302'",
     r"^[0-9a-f]{40}$": "must be a commit: 40 hexadecimal digits",
     r"^[0-9a-f]{64}$": "must be a sha256: 64 hexadecimal digits",
     r"^\d+\.\d+\.\d+$": "must be a version of three numbers, as in 2.11.7",

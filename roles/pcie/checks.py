@@ -1,0 +1,7 @@
+"""What role `pcie` promises."""
+
+from __future__ import annotations
+
+from gpuwright.audit.control import Control
+
+CONTROLS: tuple[Control, ...] = ()
