@@ -11,6 +11,7 @@ from roles.containers import containers
 from roles.engine import engine
 from roles.gateway import gateway
 from roles.kernel import kernel, kernel_verified
+from roles.memory import memory_verified
 from roles.models import models_start, models_verified
 
 host = ctx_host.get()
@@ -27,6 +28,8 @@ wanted = wishes.gathered(spec)
 if spec.kernel:
     kernel(spec.kernel, wishes=wanted)
     kernel_verified(spec.kernel, wishes=wanted)
+if spec.memory:
+    memory_verified(spec.memory, hardware=spec.hardware)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count)
 if spec.models:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwright.boot import Wishes, together
 from roles.kernel import wishes as kernel
+from roles.memory import wishes as memory
 from roles.pcie import wishes as pcie
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def of_roles(spec: NodeSpec) -> list[Wishes]:
         parts.append(kernel.wishes(spec.kernel, spec.hardware))
     if spec.pcie is not None:
         parts.append(pcie.wishes(spec.pcie, spec.hardware))
+    if spec.memory is not None:
+        parts.append(memory.wishes(spec.memory, spec.hardware))
     return parts
 
 

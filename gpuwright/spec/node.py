@@ -12,6 +12,7 @@ from roles.containers.spec import ContainersSpec
 from roles.engine.spec import EngineSpec
 from roles.gateway.spec import GatewaySpec
 from roles.kernel.spec import KernelSpec
+from roles.memory.spec import MemorySpec
 from roles.models.spec import ModelsSpec
 from roles.pcie.spec import PcieSpec
 
@@ -56,7 +57,9 @@ class Hardware(Strict):
     cpu_numa_nodes: tuple[int, ...] = Field(
         default=(0,), description="memory nodes with CPUs; downloads are kept there"
     )
-    hbm_numa_nodes: tuple[int, ...] = Field(default=(), description="memory without CPUs, wherever they are numbered")
+    hbm_numa_nodes: tuple[int, ...] = Field(
+        default=(), description="memory without CPUs, wherever they are numbered; as in regime numa"
+    )
 
 
 class NodeSpec(Strict):
@@ -71,6 +74,7 @@ class NodeSpec(Strict):
     base: BaseSpec = BaseSpec()
     kernel: KernelSpec | None = None
     pcie: PcieSpec | None = None
+    memory: MemorySpec | None = None
     containers: ContainersSpec | None = None
     models: ModelsSpec | None = None
     engine: EngineSpec | None = None
@@ -79,5 +83,5 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("kernel", "pcie", "containers", "models", "engine", "gateway")
+        optional = ("kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
         return ("base", *(role for role in optional if getattr(self, role) is not None))

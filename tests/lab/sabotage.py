@@ -184,6 +184,8 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-CONT-016": _foreign("--network none --security-opt seccomp=unconfined"),
     "GPW-CONT-017": _foreign("--network none --log-opt max-size=4g"),
     "GPW-CONT-018": _drop_in("docker.service", "[Service]\\nNUMAPolicy=bind\\nNUMAMask=0\\n"),
+    # --- memory
+    "GPW-MEMO-003": _drop_in(f"gpuwright-image-{ENGINE}.service", "[Service]\\nNUMAPolicy=default\\nNUMAMask=\\n"),
     # --- models
     "GPW-MODL-001": _weights(
         f'{_KEEP_MANIFEST}; jq \'.revision |= gsub("[0-9a-f]"; "0")\' $kept/manifest >$manifest', _OLD_MANIFEST
@@ -336,11 +338,16 @@ SABOTAGES: dict[str, Sabotage] = {
 }
 
 # Red only on a recorded snapshot with one answer changed (tests/unit/audit): a lab host cannot be made so.
+_OF_A_MACHINE = "a lab host is a container and has its machine's memory; tests/machine/test_memory.py turns it red"
 NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-BASE-003": "a lab host is a container and has its machine's clock",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
     "GPW-ENGN-030": "the kernel below the lab gives Docker no pids and no memory controller",
     "GPW-ENGN-032": "no lab host has memory nodes without CPUs",
+    "GPW-MEMO-001": _OF_A_MACHINE,
+    "GPW-MEMO-002": _OF_A_MACHINE,
+    "GPW-MEMO-004": _OF_A_MACHINE,
+    "GPW-MEMO-005": _OF_A_MACHINE,
 }
 
 # One of each kind: a host setting, a daemon's setting, the kernel's table, weights, a container, the gateway.

@@ -46,7 +46,7 @@ class Node:
 def node(tmp_path_factory):
     site = fleet.boot([HOST], tmp_path_factory.mktemp("audit"))
     # Settings without which a promise would not arise on a lab host.
-    site.set(HOST, base__unattended_upgrades=True, models__numa_nodes="0")
+    site.set(HOST, base__unattended_upgrades=True, models__numa_nodes="0", memory__regime="numa")
     site.deploy()
     node = Node(site)
     # A lab host has none; many installations of Ubuntu do.

@@ -8,13 +8,14 @@ from typing import Any
 from gpuwright.spec.document import Document
 from gpuwright.spec.fault import Fault, dotted, shown
 from gpuwright.spec.node import NodeSpec
-from gpuwright.spec.rules import compatibility, containers, engines, gateway, hardware, kernel, models, pcie
+from gpuwright.spec.rules import compatibility, containers, engines, gateway, hardware, kernel, memory, models, pcie
 from gpuwright.spec.rules.found import Found
 
 RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *hardware.RULES,
     *kernel.RULES,
     *pcie.RULES,
+    *memory.RULES,
     *containers.RULES,
     *models.RULES,
     *engines.RULES,

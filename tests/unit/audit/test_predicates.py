@@ -22,6 +22,7 @@ from gpuwright.upstreams import upstreams
 from roles.engine import container, model_directory
 from roles.gateway import keys
 from roles.gateway.caddyfile import configuration
+from roles.memory.spec import MemorySpec
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -53,7 +54,10 @@ def spec(tmp_path_factory):
     (directory / "inventory.py").write_text(INVENTORY.format(settings=settings, pins=pins))
     collected = collect(directory / "inventory.py")
     assert not collected.faults, collected.faults
-    return collected.specs["n"]
+    # Roles of machines: a lab host is a container, whose kernel and memory are its machine's.
+    described = collected.specs["n"]
+    hardware = described.hardware.model_copy(update={"hbm_numa_nodes": (1,)})
+    return described.model_copy(update={"hardware": hardware, "memory": MemorySpec()})
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ def green(answers, spec):
     return outcomes(answers, spec)
 
 
-NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"}
+NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"} | {f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)}
 
 
 def test_the_recorded_host_keeps_every_promise(green):
@@ -101,6 +105,7 @@ def test_the_recorded_host_keeps_every_promise(green):
 
 # control: changes as (section, regular expression, replacement); the first that arises on machines only comes first, as
 # what makes it arise.
+_BARE = ("system", "VIRTUALIZATION=.*", "VIRTUALIZATION=none")
 _HBM = [
     ("numa", "online 0\nhas_memory 0", "online 0-1\nhas_memory 0-1"),
     ("numa", "end", "node 1||268435456|1024|0\nend"),
@@ -112,6 +117,10 @@ MACHINE = {
         ("audit-containers", '"pids_limit":0', '"pids_limit":8192'),
     ],
     "GPW-ENGN-032": _HBM,
+    "GPW-MEMO-001": [_BARE, *_HBM],
+    "GPW-MEMO-002": [_BARE, ("memory", "zone_reclaim=0", "zone_reclaim=1")],
+    "GPW-MEMO-004": [_BARE],
+    "GPW-MEMO-005": [_BARE, *_HBM, ("audit-memory-engines", "Mems_allowed_list: 0", "Mems_allowed_list: 0-1")],
 }
 
 DOCTORED = {
@@ -153,6 +162,11 @@ DOCTORED = {
     "GPW-CONT-016": [("audit-containers", '"no-new-privileges"', '"no-new-privileges","seccomp:unconfined"')],
     "GPW-CONT-017": [("audit-containers", '"max-size":"64m"', '"max-size":""')],
     "GPW-CONT-018": [("audit-docker-policy", "NUMAPolicy=n/a\nId=docker", "NUMAPolicy=bind\nId=docker")],
+    "GPW-MEMO-001": [("memory", "driver=no", 'driver=yes\\nmode="driver"')],
+    "GPW-MEMO-002": [("memory", "zone_reclaim=1", "zone_reclaim=2")],
+    "GPW-MEMO-003": [("audit-memory-jobs", "NUMAMask=0", "NUMAMask=0-1")],
+    "GPW-MEMO-004": [("audit-memory-above", "AllowedMemoryNodes=", "AllowedMemoryNodes=0")],
+    "GPW-MEMO-005": [("audit-memory-engines", "Mems_allowed_list: 0-1", "Mems_allowed_list: 0")],
     "GPW-MODL-001": [("audit-models-store", '"revision":"c0', '"revision":"00')],
     "GPW-MODL-002": [("audit-models-store", "file tiny 1324520 model", "file tiny 1324519 model")],
     "GPW-MODL-003": [("audit-models-store", r"sum tiny [0-9a-f]{8}(.*tokenizer.json)", r"sum tiny 00000000\1")],
@@ -270,5 +284,9 @@ def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(sectio
 _DECIDED_BEFORE = {
     "audit-base-clock": {"GPW-BASE-003"},  # a container
     "audit-containers": {"GPW-ENGN-030"},  # no controllers
-    "numa": {"GPW-MODL-008"},  # the node file names nodes
+    # the node file names nodes; a container
+    "numa": {"GPW-MODL-008", "GPW-MEMO-001", "GPW-MEMO-005"},
+    "memory": {"GPW-MEMO-001", "GPW-MEMO-002"},  # a container
+    "audit-memory-above": {"GPW-MEMO-004"},  # a container
+    "audit-memory-engines": {"GPW-MEMO-005"},  # a container
 }

@@ -76,6 +76,8 @@ STATION = {
     # seed 2, "The GB300 memory trap"
     "hardware.hbm_numa_nodes": (1,),
     "hardware.cpu_numa_nodes": (0,),
+    "memory.regime": "numa",
+    "memory.zone_reclaim": "auto",
     "models.numa_nodes": None,  # follows from the two above: test_io_keeps_to_the_nodes_with_cpus
     "engine.page_cache_drop": "auto",
     "engine.page_cache_drop_off_reason": None,

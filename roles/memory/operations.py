@@ -1,0 +1,58 @@
+"""What role `memory` does on a node: nothing but look."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from pyinfra import logger
+from pyinfra.api import FunctionCommand, operation
+from pyinfra.context import ctx_host
+
+from gpuwright import snapshot
+from roles.memory import regime
+from roles.memory.facts import COHERENCE
+from roles.memory.spec import MemorySpec
+
+if TYPE_CHECKING:  # the node's description is composed of the roles' own parts
+    from gpuwright.spec.node import Hardware
+
+
+def _faults(host: Any, spec: MemorySpec, hardware: Hardware) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All that is wrong, and of it what waits for a reboot."""
+    try:
+        seen = snapshot.read(host)
+        driver, nodes = seen.read(COHERENCE), seen.read(snapshot.NUMA)
+    except snapshot.CouldNotLook as error:
+        return (f"seen: nothing ({error}); expected: regime {spec.regime}; do: look at the node",), ()
+    found = (spec, hardware, driver, nodes)
+    return regime.faults(*found), regime.pending(*found)
+
+
+@operation()
+def regime_is(spec: MemorySpec, hardware: Hardware) -> Generator[FunctionCommand, None, None]:
+    """Fail where GPU memory is not as the node file says, and say what a reboot would bring right.
+
+    + spec: the role's settings
+    + hardware: which memory nodes the machine has
+    """
+    host = ctx_host.get()
+    found, _ = _faults(host, spec, hardware)
+    if not found:
+        host.noop("memory is as the node file says")
+        return
+    yield FunctionCommand(_tell, (spec, hardware), {})
+
+
+def _tell(state: Any, host: Any, spec: MemorySpec, hardware: Hardware) -> bool:
+    # The reboot, if there was one, lies between the plan and now.
+    snapshot.forget(host)
+    found, pending = _faults(host, spec, hardware)
+    for fault in found:
+        waits = fault in pending
+        host.log_styled(
+            f"memory: {fault}{'; this run goes on, and no engine is started or replaced until then' if waits else ''}",
+            fg="yellow" if waits else "red",
+            log_func=logger.warning if waits else logger.error,
+        )
+    return set(found) <= set(pending)

@@ -1,0 +1,75 @@
+"""Which regime a machine's GPU memory is in, and what only a reboot can change about it.
+
+Two witnesses: what the loaded driver was told, and which memory nodes the kernel has. Memory that became a node does not
+leave the kernel again, so where the two disagree the driver was told something else since the last boot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpuwright import numa
+from gpuwright.snapshot import MemoryNode, hbm_nodes
+from roles.memory.facts import Coherence
+from roles.memory.spec import MemorySpec
+
+if TYPE_CHECKING:  # the node's description is composed of the roles' own parts
+    from gpuwright.spec.node import Hardware
+
+
+def running(driver: Coherence, nodes: Mapping[int, MemoryNode]) -> tuple[str | None, str]:
+    """(regime, what it was told by), or (None, why nobody can tell or why a reboot is pending).
+
+    The driver takes every mode but ``driver`` for NUMA; without one its default depends on its branch (gpu-node.md, finding 1).
+    """
+    hbm = numa.listed(hbm_nodes(nodes))
+    told = f"the driver was told CoherentGPUMemoryMode={driver.mode}"
+    if hbm:
+        if driver.mode == "driver":
+            return None, f"{told}, and memory node {hbm} still has memory without CPUs: a reboot is pending"
+        return "numa", f"memory node {hbm} has memory and no CPUs"
+    if not driver.driver:
+        return None, "no NVIDIA driver is loaded; HBM becomes a memory node, or does not, when it is"
+    if driver.mode is None:
+        return None, "this driver has no CoherentGPUMemoryMode, and no memory node is without CPUs"
+    if driver.mode == "":
+        return "driver", "no memory node is without CPUs, and the driver was told nothing: its own default"
+    if driver.mode == "driver":
+        return "driver", f"{told}, and no memory node is without CPUs"
+    return None, f"{told}, and no memory node is without CPUs: a reboot is pending"
+
+
+def faults(spec: MemorySpec, hardware: Hardware, driver: Coherence, nodes: Mapping[int, MemoryNode]) -> tuple[str, ...]:
+    """One sentence for everything about this machine's GPU memory that is not as its node file says."""
+    found, described = hbm_nodes(nodes), frozenset(hardware.hbm_numa_nodes)
+    if not described:
+        if not found:
+            return ()
+        listed = numa.listed(found)
+        return (
+            f"seen: memory node {listed} has memory and no CPUs; expected: none, as hardware.hbm_numa_nodes says; do: if it is "
+            f"GPU memory, write hbm_numa_nodes: [{listed.replace(',', ', ')}] into the node file, so that file I/O stays off it",
+        )
+    regime, witness = running(driver, nodes)
+    if regime is None:
+        return (f"seen: {witness}; expected: regime {spec.regime}; do: {_remedy(witness)}",)
+    if regime != spec.regime:
+        return (f"seen: regime {regime} ({witness}); expected: {spec.regime}; do: reboot, a reboot is pending",)
+    if regime == "numa" and found != described:
+        return (
+            f"seen: HBM is memory node {numa.listed(found)}; expected: {numa.listed(described)}, as hardware.hbm_numa_nodes says; "
+            "do: put the node file right",
+        )
+    return ()
+
+
+def _remedy(witness: str) -> str:
+    return "reboot" if "pending" in witness else "look at the driver: cat /proc/driver/nvidia/version, journalctl -k"
+
+
+def pending(
+    spec: MemorySpec, hardware: Hardware, driver: Coherence, nodes: Mapping[int, MemoryNode]
+) -> tuple[str, ...]:
+    """Why this machine's memory needs a reboot: those of its faults that one brings right."""
+    return tuple(fault for fault in faults(spec, hardware, driver, nodes) if "a reboot is pending" in fault)

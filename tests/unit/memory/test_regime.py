@@ -1,0 +1,107 @@
+"""Which regime GPU memory is in: what the driver was told against the memory nodes there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwright.boot import conflicts, together
+from gpuwright.snapshot import CouldNotLook, MemoryNode, Snapshot
+from gpuwright.spec.node import Hardware
+from roles.kernel import wishes as kernel
+from roles.kernel.spec import KernelSpec
+from roles.memory import regime
+from roles.memory.facts import COHERENCE, Coherence
+from roles.memory.spec import MemorySpec
+from roles.memory.wishes import wishes
+
+STATION = Hardware(architecture="arm64", hbm_numa_nodes=(1,))
+LPDDR, HBM, EMPTY = MemoryNode("0-71", 500_000_000, 5, 1), MemoryNode("", 260_000_000, 0, 0), MemoryNode("", 0, 0, 0)
+AS_NODES, KEPT = {0: LPDDR, 1: HBM}, {0: LPDDR, 1: EMPTY}
+
+
+def told(mode: str | None) -> Coherence:
+    return Coherence(driver=True, mode=mode, zone_reclaim=0)
+
+
+@pytest.mark.parametrize(
+    ("driver", "nodes", "found", "because"),
+    [
+        (told("numa"), AS_NODES, "numa", "memory node 1 has memory and no CPUs"),
+        (told(""), AS_NODES, "numa", "memory node 1"),  # branches before R610: the default
+        (told(None), AS_NODES, "numa", "memory node 1"),  # branches without the option
+        (Coherence(), AS_NODES, "numa", "memory node 1"),  # whatever put the memory there
+        (told("driver"), KEPT, "driver", "CoherentGPUMemoryMode=driver"),
+        (told(""), KEPT, "driver", "its own default"),  # later branches
+        (told("driver"), AS_NODES, None, "memory node 1 still has memory without CPUs: a reboot is pending"),
+        (
+            told("numa"),
+            KEPT,
+            None,
+            "CoherentGPUMemoryMode=numa, and no memory node is without CPUs: a reboot is pending",
+        ),
+        (told(None), KEPT, None, "no CoherentGPUMemoryMode"),
+        (Coherence(), KEPT, None, "no NVIDIA driver is loaded"),
+        (Coherence(), {}, None, "no NVIDIA driver is loaded"),
+    ],
+)
+def test_two_witnesses(driver: Coherence, nodes: dict[int, MemoryNode], found: str | None, because: str) -> None:
+    seen, witness = regime.running(driver, nodes)
+    assert seen == found
+    assert because in witness
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hardware", "driver", "nodes", "faults", "waits"),
+    [
+        ("numa", STATION, told(""), AS_NODES, [], 0),
+        ("driver", STATION, told("driver"), KEPT, [], 0),
+        ("numa", Hardware(), Coherence(), {0: LPDDR}, [], 0),
+        ("driver", STATION, told(""), AS_NODES, ["seen: regime numa (memory node 1", "expected: driver", "pending"], 1),
+        ("numa", STATION, told(""), KEPT, ["seen: regime driver", "expected: numa; do: reboot"], 1),
+        ("driver", STATION, told("driver"), AS_NODES, ["still has memory", "do: reboot"], 1),
+        ("numa", STATION, Coherence(), KEPT, ["no NVIDIA driver", "do: look at the driver"], 0),
+        ("numa", STATION, told(""), {0: LPDDR, 2: HBM}, ["HBM is memory node 2; expected: 1"], 0),
+        ("numa", Hardware(), told(""), AS_NODES, ["memory node 1 has memory and no CPUs", "hbm_numa_nodes: [1]"], 0),
+    ],
+)
+def test_what_is_wrong_and_what_waits_for_a_reboot(
+    wanted: str, hardware: Hardware, driver: Coherence, nodes: dict[int, MemoryNode], faults: list[str], waits: int
+) -> None:
+    spec = MemorySpec(regime=wanted)
+    found = regime.faults(spec, hardware, driver, nodes)
+    assert len(found) == bool(faults)
+    for words in faults:
+        assert words in found[0]
+    assert len(regime.pending(spec, hardware, driver, nodes)) == waits
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("driver=no\nzone_reclaim=0", Coherence(False, None, 0)),
+        ("driver=no", Coherence()),
+        ('driver=yes\nmode=""\nzone_reclaim=1', Coherence(True, "", 1)),
+        ('driver=yes\nmode="driver"\nzone_reclaim=1', Coherence(True, "driver", 1)),
+        ("driver=yes\nzone_reclaim=1", Coherence(True, None, 1)),
+    ],
+)
+def test_what_the_driver_says_is_read(text: str, found: Coherence) -> None:
+    assert Snapshot({"memory": (0, text)}).read(COHERENCE) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "driver=", "driver=yes\nmode=driver", 'driver=yes\nmode="driver', "zone_reclaim=1", "driver=no\nx"]
+)
+def test_damage_is_no_answer(text: str) -> None:
+    with pytest.raises(CouldNotLook):
+        Snapshot({"memory": (0, text)}).read(COHERENCE)
+
+
+def test_what_the_kernel_is_asked_for() -> None:
+    found = wishes(MemorySpec(), STATION)
+    assert [(o.module, o.name, o.value) for o in found.options] == [("nvidia", "NVreg_CoherentGPUMemoryMode", "numa")]
+    assert [(s.key, s.value) for s in found.sysctls] == [("vm.zone_reclaim_mode", "1")]
+    assert wishes(MemorySpec(regime="driver"), STATION).options[0].value == "driver"
+    assert wishes(MemorySpec(zone_reclaim="off"), STATION).sysctls == ()
+    assert not list(wishes(MemorySpec(), Hardware()).all())
+    assert conflicts(together([kernel.wishes(KernelSpec(), STATION), found])) == []
