@@ -1,0 +1,176 @@
+"""What the section makes of sysfs, on a bus of files with a FAKE setpci, and of answers that are not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+from pyinfra.api import OperationError
+
+from gpuwright.snapshot import CouldNotLook, Snapshot
+from gpuwright.spec.node import Accelerators, Gpus, Hardware
+from roles import pcie as role
+from roles.pcie import facts
+from roles.pcie.facts import Acs
+from roles.pcie.spec import PcieSpec
+
+GPUS = Accelerators()
+REGIONS = (
+    "0x0000000090000000 0x0000000090ffffff 0x0000000000040200\n"
+    "0x0000006000000000 0x0000007fffffffff 0x000000000014220c\n"
+    "0x0000000000000000 0x0000000000000000 0x0000000000000000\n"
+    "0x0000000000003000 0x000000000000307f 0x0000000000040101\n"
+    + "0x0000000000000000 0x0000000000000000 0x0000000000000000\n" * 3
+    + "0x0000004000000000 0x0000004fffffffff 0x000000000014220c\n"  # of virtual functions
+)
+
+
+def test_paths_lead_from_the_root_port_down(bus):
+    seen = bus.topology()
+    accelerators = seen.accelerators(GPUS)
+    assert [(f.address, f.upstream) for f in accelerators] == [
+        ("0000:12:00.0", ("0000:00:01.0", "0000:10:00.0", "0000:11:00.0")),
+        ("0000:13:00.0", ("0000:00:01.0", "0000:10:00.0", "0000:11:04.0")),
+        ("0000:20:00.0", ("0000:00:02.0",)),
+    ]
+    assert seen.paths(accelerators) == ("0000:00:01.0", "0000:00:02.0", "0000:10:00.0", "0000:11:00.0", "0000:11:04.0")
+    assert [(f.numa_node, f.driver, f.group) for f in accelerators] == [(0, "nvidia", 14), (0, None, 15), (1, None, 16)]
+
+
+def test_control_words_of_all_bridges_and_of_nothing_else(bus):
+    seen = bus.topology()
+    assert {address: str(acs) for address, acs in seen.acs.items()} == {
+        "0000:00:01.0": "0x001d",
+        "0000:00:02.0": "0x0011",
+        "0000:00:03.0": "0x001d",
+        "0000:00:1f.0": "no ACS",
+        "0000:10:00.0": "no ACS",
+        "0000:11:00.0": "0x001d",
+        "0000:11:04.0": "0x005d",
+        "0000:11:08.0": "0x001d",
+    }
+    assert [seen.acs[f"0000:{a}"].redirects for a in ("00:01.0", "00:02.0", "10:00.0")] == [True, False, False]
+    assert role.redirecting(seen, Hardware()) == [
+        "0000:00:01.0: 0x001d", "0000:11:00.0: 0x001d", "0000:11:04.0: 0x005d"
+    ]  # fmt: skip
+
+
+def test_could_not_look_has_three_reasons_and_none_of_them_is_off(bus):
+    directory = (bus.devices / "0000:10:00.0").resolve()
+    (directory / "config").write_bytes(b"\x01" * 64)  # what the kernel hands out without privileges
+    acs = bus.topology().acs["0000:10:00.0"]
+    assert (acs.redirects, acs.word) == (None, None)
+    assert "could not look" in str(acs)
+    (directory / "config").write_bytes(b"\xff" * 4096)
+    assert "does not answer" in str(bus.topology().acs["0000:10:00.0"])
+    (bus.bin / "setpci").unlink()
+    assert {acs.redirects for acs in bus.topology().acs.values()} == {None}
+    assert "pciutils" in str(bus.topology().acs["0000:00:01.0"])
+
+
+def test_without_privileges_the_size_of_configuration_space_is_still_shown(bus, monkeypatch):
+    """sysfs shows 4096 bytes to everybody, and gives 64: then it is not "no ACS"."""
+    text = bus.run("-c", facts.script(f"{bus.root}/sys")).stdout.replace("C 0000:10:00.0 none", "C 0000:10:00.0 denied")
+    assert facts.parse(text).acs["0000:10:00.0"] == Acs(unread="only root may read its configuration space")
+
+
+def test_regions_are_the_functions_own_and_memory(bus):
+    bus.add("00:04.0", "0302", vendor="10de", resource=REGIONS)
+    function = bus.topology().functions["0000:00:04.0"]
+    assert function.regions == {0: 16 * 1024**2, 1: 128 * 1024**3}
+    assert function.aperture == 128 * 1024**3
+    assert function.upstream == ()  # on the root bus, as in many virtual machines
+
+
+def test_speed_and_width(bus):
+    function = bus.topology().functions["0000:12:00.0"]
+    assert (function.width, function.max_width, function.speed) == (16, 16, "2.5 GT/s")
+
+
+def groups(bus, kinds):
+    for group, kind in kinds.items():
+        directory = bus.root / f"sys/kernel/iommu_groups/{group}"
+        directory.mkdir(parents=True)
+        (directory / "type").write_text(f"{kind}\n")
+    (bus.root / "sys/class/iommu/dmar0").mkdir(parents=True)
+    seen = bus.topology()
+    return seen.iommu(seen.accelerators(GPUS))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mode"),
+    [
+        ({14: "identity", 15: "identity", 16: "identity"}, "pt"),
+        ({14: "DMA", 15: "DMA-FQ", 16: "DMA"}, "translated"),
+        ({14: "identity", 15: "DMA-FQ", 16: "identity"}, "mixed"),
+        ({14: "identity", 15: "identity"}, "unknown"),
+        ({14: "blocked", 15: "blocked", 16: "blocked"}, "mixed"),
+    ],
+)
+def test_the_mode_is_what_the_accelerators_groups_say(bus, kinds, mode):
+    assert groups(bus, kinds).mode == mode
+
+
+def test_off_is_no_iommu_and_no_group(bus):
+    seen = bus.topology()
+    assert seen.iommu(seen.accelerators(GPUS)).mode == "off"
+
+
+def test_without_accelerators_the_mode_is_unknown(bus):
+    assert groups(bus, {14: "identity"}).mode == "unknown"
+    assert bus.topology().iommu(()).mode == "unknown"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 400, -2, -5])
+def test_an_answer_that_was_cut_off_is_no_answer(bus, cut):
+    text = bus.run("-c", facts.script(f"{bus.root}/sys")).stdout.strip()
+    seen = Snapshot({"pcie": (0, text[:cut])})
+    with pytest.raises(CouldNotLook):
+        seen.read(facts.TOPOLOGY)
+
+
+def test_a_machine_without_pci_has_no_functions(tmp_path, bus):
+    shutil.rmtree(bus.root / "sys/bus/pci")
+    assert bus.topology().functions == {}
+    shutil.rmtree(bus.root / "sys/bus")
+    assert bus.run("-c", facts.script(f"{bus.root}/sys")).returncode == 1
+
+
+def test_how_many_there_should_be():
+    assert facts.expected(Hardware(gpus=Gpus(count=4))) == 4
+    assert facts.expected(Hardware(gpus=Gpus(count=4), accelerators=Accelerators(count=2))) == 2
+
+
+# --- guests -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_without_guests_is_not_refused(bus):
+    role.refuse("gpu-1", dataclasses.replace(bus.topology(), vfio_holders=()), PcieSpec())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "set pcie.acs_redirect: kept, or say in pcie.vfio_guests_accepted why"),
+        ({"iommu": "off", "acs_redirect": "kept"}, "needs an IOMMU, and the node file has pcie.iommu: off; use pt"),
+        ({"acs_redirect": "kept"}, None),
+        ({"vfio_guests_accepted": "the guest is ours and has no neighbours"}, None),
+    ],
+)
+def test_guests_are_refused_unless_accepted_or_left_in_peace(bus, settings, sentence):
+    bus.add("00:02.0/20:00.1", "0200", driver="vfio-pci")
+    seen = dataclasses.replace(bus.topology(), vfio_holders=("qemu-system-x86",))
+    assert seen.vfio_guests == ("0000:20:00.1 is bound to vfio-pci", "qemu-system-x86 holds a device of VFIO")
+    if sentence is None:
+        role.refuse("gpu-1", seen, PcieSpec(**settings))
+        return
+    with pytest.raises(OperationError) as refused:
+        role.refuse("gpu-1", seen, PcieSpec(**settings))
+    assert sentence in str(refused.value)
+    assert str(refused.value).endswith("Nothing was changed.")
+
+
+def test_who_may_not_look_is_not_told_that_there_are_none(bus):
+    with pytest.raises(OperationError, match="root alone"):
+        role.refuse("gpu-1", dataclasses.replace(bus.topology(), vfio_holders=None), PcieSpec())
