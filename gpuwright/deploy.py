@@ -21,7 +21,7 @@ from pyinfra import logger
 from rich.console import Console
 from rich.table import Table
 
-from gpuwright import snapshot
+from gpuwright import guard, snapshot
 from gpuwright.render import REPOSITORY
 
 DONE, FAILED, PENDING, INTERRUPTED = 0, 1, 2, 130
@@ -31,7 +31,9 @@ _REPORT = "GPUWRIGHT_REPORT"
 
 
 def announce(host: Any) -> None:
-    """Called once per host by deploy.py: says that a reboot waits, and tells the wrapper which hosts take part."""
+    """Called once per host by deploy.py: says what the lock-out guard did and that a reboot waits, and tells the wrapper
+    which hosts take part."""
+    guard.announce(host)
     try:
         reboot = snapshot.read(host).read(snapshot.SYSTEM).reboot_required
     except snapshot.CouldNotLook:

@@ -69,10 +69,8 @@ def _removal(thing: Owned) -> str:
     return f"! docker {thing.kind} inspect {name} >/dev/null 2>&1 || docker {thing.kind} rm{forced} {name} >/dev/null"
 
 
-@operation()
-def _remove(role: str, things: Sequence[Owned]) -> Generator[StringCommand, None, None]:
-    """Stop and remove `things`, then forget them. Safe to repeat: every step accepts that it is done already."""
-    snapshot.forget(ctx_host.get())
+def removal(role: str, things: Sequence[Owned]) -> StringCommand:
+    """The command that stops and removes `things`, then forgets them. Safe to repeat: every step accepts that it is done already."""
     steps = ["set -u"]
     steps += [
         f"( {_removal(thing)} ) || {{ echo {shlex.quote(f'gpuwright: cannot remove {thing}')} >&2; exit 1; }}"
@@ -87,7 +85,19 @@ def _remove(role: str, things: Sequence[Owned]) -> Generator[StringCommand, None
         f"umask 077; printf '%s\\n' {gone} | grep -vxFf - {record} >{record}.new || true; "
         f"if [ -s {record}.new ]; then mv -f {record}.new {record}; else rm -f {record}.new {record}; fi"
     )
-    yield StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
+    return StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
+
+
+@operation()
+def _remove(role: str, things: Sequence[Owned]) -> Generator[StringCommand, None, None]:
+    snapshot.forget(ctx_host.get())
+    yield removal(role, things)
+
+
+def paths(things: Sequence[Owned]) -> list[str]:
+    """The files behind `things`."""
+    places = {"file": "", "unit": "/etc/systemd/system/"}
+    return [f"{places[thing.kind]}{thing.name}" for thing in things if thing.kind in places]
 
 
 def recorded(host: object) -> list[Owned]:

@@ -113,3 +113,19 @@ def running(
         steps.append(f"systemctl reset-failed {quoted} 2>/dev/null; systemctl start {quoted} || failed {quoted}")
     snapshot.forget(host)
     yield StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
+
+
+@operation()
+def enabled(units: Sequence[str]) -> Generator[StringCommand, None, None]:
+    """Have `units` started at the next boot; they are not started now, because their time is another one."""
+    host = ctx_host.get()
+    try:
+        found = snapshot.read(host).read(snapshot.UNITS)
+    except snapshot.CouldNotLook:
+        found = {}
+    state = [found.get(unit, {}) for unit in units]
+    if all(p.get("UnitFileState") == "enabled" and p.get("NeedDaemonReload") == "no" for p in state):
+        host.noop(f"{', '.join(units)}: enabled")
+        return
+    snapshot.forget(host)
+    yield StringCommand("sh", "-c", shlex.quote(f"systemctl daemon-reload && systemctl enable -q {shlex.join(units)}"))

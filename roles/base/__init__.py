@@ -1,4 +1,5 @@
-"""What the other roles need from the operating system: packages, time, a journal that survives, careful updates."""
+"""What the other roles need from the operating system: packages, time, a journal that survives, careful updates, and the
+guard that keeps a change from locking anybody out."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from pyinfra import logger
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import snapshot
+from gpuwright import guard, snapshot
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
-from gpuwright.units import running
+from gpuwright.units import enabled, running
 from roles.base.facts import JOURNAL
 from roles.base.spec import BaseSpec
 
@@ -47,7 +48,7 @@ TIMESYNCD = "systemd-timesyncd.service"
 
 @deploy("Base")
 def base(spec: BaseSpec) -> None:
-    """Packages, time synchronisation, a persistent and capped journal, security updates that touch no driver.
+    """The lock-out guard, packages, time synchronisation, a persistent and capped journal, updates that touch no driver.
 
     + spec: the role's settings
     """
@@ -60,6 +61,9 @@ def base(spec: BaseSpec) -> None:
         logger.info(f"{host.print_prefix}time: {timekeeper} keeps it already; systemd-timesyncd is not installed")
 
     wanted = drop_ins(spec, timesyncd=ours)
+    files(name="Install the lock-out guard", role=ROLE, files=guard.files())
+    enabled(name="Have the lock-out guard look at every boot", units=[guard.UNIT])
+    guard.acknowledge()
     installed(name="Install what the other roles need", packages=packages(spec, timesyncd=ours))
     files(
         name="Write the drop-ins of journal, updates, needrestart and time",
@@ -77,7 +81,7 @@ def base(spec: BaseSpec) -> None:
         logger.info(f"{host.print_prefix}time: not applicable, the host is a container and has its machine's clock")
     elif ours:
         running(name="Run systemd-timesyncd", units=[TIMESYNCD])
-    retire(ROLE, keep=[file.owned for file in wanted])
+    retire(ROLE, keep=[file.owned for file in (*wanted, *guard.files())])
 
 
 def packages(spec: BaseSpec, timesyncd: bool) -> list[str]:
