@@ -19,6 +19,10 @@ SAMPLE = {
         "test_a_host_with_another_key_is_not_talked_to",
     ],
     "test_deploy_command.py": ["test_nothing_left_to_do_is_0_and_changes_pending_are_2", "test_interrupted_is_130"],
+    "test_guard.py": [
+        "test_an_sshd_config_that_refuses_the_controller",
+        "test_a_change_that_cuts_every_connection_is_undone_by_the_node_alone",
+    ],
     "test_killed_run.py": ["test_killed_where_a_restart_would_be_lost"],
     "test_lab.py": [
         "test_a_blank_host_is_blank",

@@ -151,7 +151,7 @@ class Node:
         assert self.console("sshd -T 2>/dev/null | grep -i '^loglevel'") == "loglevel VERBOSE"
 
 
-@pytest.fixture(scope="module", params=["trixie", "bookworm"])
+@pytest.fixture(scope="module", params=["trixie", pytest.param("bookworm", marks=pytest.mark.proof)])
 def booted(request, tmp_path_factory):
     name = {"trixie": "guard-13", "bookworm": "guard-12"}[request.param]
     [host] = lab.up([name], request.param, blank=True)
