@@ -13,6 +13,7 @@ from roles.gateway import gateway
 from roles.kernel import kernel, kernel_verified
 from roles.memory import memory_verified
 from roles.models import models_start, models_verified
+from roles.pcie import pcie, pcie_verified
 
 host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
@@ -25,9 +26,13 @@ if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
 # Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.
 wanted = wishes.gathered(spec)
+if spec.pcie:
+    pcie(spec.pcie, hardware=spec.hardware)
 if spec.kernel:
     kernel(spec.kernel, wishes=wanted)
     kernel_verified(spec.kernel, wishes=wanted)
+if spec.pcie:
+    pcie_verified(spec.pcie, hardware=spec.hardware)
 if spec.memory:
     memory_verified(spec.memory, hardware=spec.hardware)
 if spec.containers:

@@ -14,7 +14,9 @@ from gpuwright.ownership import retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
 from gpuwright.units import running
+from roles.pcie import operations
 from roles.pcie.facts import TOPOLOGY, Topology
+from roles.pcie.judgement import redirecting
 from roles.pcie.spec import PcieSpec
 
 if TYPE_CHECKING:  # the node's description is composed of the roles' own parts, so it imports this package
@@ -75,9 +77,26 @@ def pcie(spec: PcieSpec, hardware: Hardware) -> None:
         running(
             name=f"Run {UNIT}: no bridge above an accelerator redirects",
             units=[UNIT],
-            stale=lambda later: [UNIT] if redirecting(later.read(TOPOLOGY), hardware) else [],
+            stale=lambda later: [UNIT] if redirecting(later.read(TOPOLOGY), hardware) else (),
         )
     retire(ROLE, keep=[file.owned for file in wanted])
+
+
+@deploy("PCIe verified")
+def pcie_verified(spec: PcieSpec, hardware: Hardware) -> None:
+    """Read back, after the one reboot of role kernel, what the IOMMU and the bridges really do.
+
+    + spec: the role's settings
+    + hardware: how accelerators are told from other devices
+    """
+    host = ctx_host.get()
+    if snapshot.read(host).read(snapshot.SYSTEM).is_container:
+        return
+    operations.verified(
+        name=f"IOMMU in mode {spec.iommu}, ACS redirect {spec.acs_redirect} on {host.name}",
+        spec=spec,
+        hardware=hardware,
+    )
 
 
 def role_files(spec: PcieSpec, hardware: Hardware) -> list[File]:
@@ -100,12 +119,6 @@ def role_files(spec: PcieSpec, hardware: Hardware) -> list[File]:
         File(unit, static(f"pcie{unit}")),
         File(RULES, rules),
     ]
-
-
-def redirecting(topology: Topology, hardware: Hardware) -> list[str]:
-    """Bridges above accelerators that redirect, or of which that cannot be seen; each with what was seen."""
-    above = topology.paths(topology.accelerators(hardware.accelerators))
-    return [f"{bridge}: {topology.acs[bridge]}" for bridge in above if topology.acs[bridge].redirects is not False]
 
 
 def refuse(name: str, topology: Topology, spec: PcieSpec) -> None:

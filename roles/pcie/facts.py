@@ -28,6 +28,7 @@ _SCRIPT = r"""
 sys=@SYS@
 [ -d "$sys/bus" ] || exit 1
 echo "U $(id -u)"
+if [ -r @PROC@/cmdline ]; then sed 's/^/K /' @PROC@/cmdline; fi
 for unit in "$sys"/class/iommu/*; do
   if [ -e "$unit" ]; then echo "I ${unit##*/}"; fi
 done
@@ -36,7 +37,7 @@ for group in "$sys"/kernel/iommu_groups/*; do
 done
 # Whoever holds a device of VFIO has it open, whatever the program is called.
 if [ -e "$sys/class/misc/vfio" ] || [ -d "$sys/class/vfio" ] || [ -d "$sys/class/vfio-dev" ]; then
-  find /proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\n' 2>/dev/null | sort -u | while IFS= read -r fd; do
+  find @PROC@/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\n' 2>/dev/null | sort -u | while IFS= read -r fd; do
     read -r name <"${fd%/fd}/comm" && echo "H $name"
   done
 fi
@@ -56,9 +57,10 @@ echo END
 """
 
 
-def script(sys: str = "/sys") -> str:
-    """POSIX sh that prints what `parse` reads; `sys` is where sysfs is mounted."""
-    return static("pcie/usr/local/lib/gpuwright/acs-word").decode() + _SCRIPT.replace("@SYS@", sys)
+def script(root: str = "") -> str:
+    """POSIX sh that prints what `parse` reads; `root` is empty on a node, and a directory in tests."""
+    text = _SCRIPT.replace("@SYS@", f"{root}/sys").replace("@PROC@", f"{root}/proc")
+    return static("pcie/usr/local/lib/gpuwright/acs-word").decode() + text
 
 
 # Why a control word could not be read, by what the script says.
@@ -145,6 +147,8 @@ class Topology:
     """Of every bridge from PCI to PCI, by its address."""
     vfio_holders: tuple[str, ...] | None
     """Programs that have a device of VFIO open. None: only root can tell."""
+    command_line: tuple[str, ...] = ()
+    """The words the kernel was started with. Ours have neither blanks nor quotes in them."""
 
     def accelerators(self, told_by: Accelerators) -> tuple[Function, ...]:
         """The accelerators in the order of their addresses. Virtual functions are parts of one, and not counted."""
@@ -205,10 +209,13 @@ def parse(text: str) -> Topology:
     groups: dict[int, str] = {}
     acs: dict[str, Acs] = {}
     units, holders = [], []
+    command_line: tuple[str, ...] = ()
     for line in lines:
         tag, _, rest = line.partition(" ")
         if tag == "U":
             root = rest == "0"
+        elif tag == "K":
+            command_line = tuple(rest.split())
         elif tag == "I":
             units.append(rest)
         elif tag == "H":
@@ -260,7 +267,8 @@ def parse(text: str) -> Topology:
     }
     if unasked := [f.address for f in functions.values() if f.kind == _BRIDGE and f.address not in acs]:
         raise ValueError(f"nothing is said of bridge {unasked[0]}")
-    return Topology(functions, tuple(sorted(units)), groups, acs, tuple(sorted(set(holders))) if root else None)
+    vfio_holders = tuple(sorted(set(holders))) if root else None
+    return Topology(functions, tuple(sorted(units)), groups, acs, vfio_holders, command_line)
 
 
 def _acs(said: str) -> Acs:

@@ -339,11 +339,21 @@ SABOTAGES: dict[str, Sabotage] = {
 
 # Red only on a recorded snapshot with one answer changed (tests/unit/audit): a lab host cannot be made so.
 _OF_A_MACHINE = "a lab host is a container and has its machine's memory; tests/machine/test_memory.py turns it red"
+_BUS_OF_A_MACHINE = "a lab host is a container and has its machine's bus; tests/machine/test_pcie.py turns it red"
+_LINK_OF_A_CARD = "neither a lab host nor an emulated device has a link or a region that hardware made too small"
 NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-BASE-003": "a lab host is a container and has its machine's clock",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
     "GPW-ENGN-030": "the kernel below the lab gives Docker no pids and no memory controller",
     "GPW-ENGN-032": "no lab host has memory nodes without CPUs",
+    "GPW-PCIE-001": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-002": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-003": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-004": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-005": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-006": _LINK_OF_A_CARD,
+    "GPW-PCIE-007": _LINK_OF_A_CARD,
+    "GPW-PCIE-008": _BUS_OF_A_MACHINE,
     "GPW-MEMO-001": _OF_A_MACHINE,
     "GPW-MEMO-002": _OF_A_MACHINE,
     "GPW-MEMO-004": _OF_A_MACHINE,

@@ -13,7 +13,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "lab"))
 import sabotage
 
 EVERY = controls.every()
-ROLE = {"BASE": "base", "MEMO": "memory", "CONT": "containers", "MODL": "models", "ENGN": "engine", "GATE": "gateway"}
+ROLE = {
+    "BASE": "base",
+    "PCIE": "pcie",
+    "MEMO": "memory",
+    "CONT": "containers",
+    "MODL": "models",
+    "ENGN": "engine",
+    "GATE": "gateway",
+}
 
 
 def test_ids_are_stable_unique_and_say_their_role():

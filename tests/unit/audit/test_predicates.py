@@ -23,6 +23,7 @@ from roles.engine import container, model_directory
 from roles.gateway import keys
 from roles.gateway.caddyfile import configuration
 from roles.memory.spec import MemorySpec
+from roles.pcie.spec import PcieSpec
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -56,8 +57,12 @@ def spec(tmp_path_factory):
     assert not collected.faults, collected.faults
     # Roles of machines: a lab host is a container, whose kernel and memory are its machine's.
     described = collected.specs["n"]
-    hardware = described.hardware.model_copy(update={"hbm_numa_nodes": (1,)})
-    return described.model_copy(update={"hardware": hardware, "memory": MemorySpec()})
+    gpus = described.hardware.gpus.model_copy(update={"memory": 96 * 1024**3})
+    accelerators = described.hardware.accelerators.model_copy(update={"count": 2})
+    hardware = described.hardware.model_copy(
+        update={"hbm_numa_nodes": (1,), "gpus": gpus, "accelerators": accelerators}
+    )
+    return described.model_copy(update={"hardware": hardware, "memory": MemorySpec(), "pcie": PcieSpec()})
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,7 @@ def green(answers, spec):
 
 
 NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"} | {f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)}
+NOT_HERE |= {f"GPW-PCIE-{number:03}" for number in range(1, 9)}
 
 
 def test_the_recorded_host_keeps_every_promise(green):
@@ -117,6 +123,7 @@ MACHINE = {
         ("audit-containers", '"pids_limit":0', '"pids_limit":8192'),
     ],
     "GPW-ENGN-032": _HBM,
+    **{f"GPW-PCIE-{number:03}": [_BARE] for number in range(1, 9)},
     "GPW-MEMO-001": [_BARE, *_HBM],
     "GPW-MEMO-002": [_BARE, ("memory", "zone_reclaim=0", "zone_reclaim=1")],
     "GPW-MEMO-004": [_BARE],
@@ -162,6 +169,14 @@ DOCTORED = {
     "GPW-CONT-016": [("audit-containers", '"no-new-privileges"', '"no-new-privileges","seccomp:unconfined"')],
     "GPW-CONT-017": [("audit-containers", '"max-size":"64m"', '"max-size":""')],
     "GPW-CONT-018": [("audit-docker-policy", "NUMAPolicy=n/a\nId=docker", "NUMAPolicy=bind\nId=docker")],
+    "GPW-PCIE-001": [("pcie", "T 15 identity", "T 15 DMA-FQ")],
+    "GPW-PCIE-002": [("pcie", "C 0000:00:02.0 word 0011", "C 0000:00:02.0 word 0015")],
+    "GPW-PCIE-003": [("pcie", "K BOOT", "H qemu-system-x86\nK BOOT")],
+    "GPW-PCIE-004": [("audit-pcie-unit", "ActiveState=active", "ActiveState=failed")],
+    "GPW-PCIE-005": [("pcie", "A 0000:20:00.0/class:0x030200", "A 0000:20:00.0/class:0x0b4000")],
+    "GPW-PCIE-006": [("pcie", "A 0000:20:00.0/current_link_width:16", "A 0000:20:00.0/current_link_width:4")],
+    "GPW-PCIE-007": [("pcie", "0x0000009fffffffff", "0x000000800fffffff")],
+    "GPW-PCIE-008": [("pcie", "drivers/nvidia", "drivers/nova_core")],
     "GPW-MEMO-001": [("memory", "driver=no", 'driver=yes\\nmode="driver"')],
     "GPW-MEMO-002": [("memory", "zone_reclaim=1", "zone_reclaim=2")],
     "GPW-MEMO-003": [("audit-memory-jobs", "NUMAMask=0", "NUMAMask=0-1")],
@@ -287,6 +302,8 @@ _DECIDED_BEFORE = {
     # the node file names nodes; a container
     "numa": {"GPW-MODL-008", "GPW-MEMO-001", "GPW-MEMO-005"},
     "memory": {"GPW-MEMO-001", "GPW-MEMO-002"},  # a container
+    "pcie": {f"GPW-PCIE-{number:03}" for number in (1, 2, 3, 5, 6, 7, 8)},  # a container
+    "audit-pcie-unit": {"GPW-PCIE-004"},  # a container
     "audit-memory-above": {"GPW-MEMO-004"},  # a container
     "audit-memory-engines": {"GPW-MEMO-005"},  # a container
 }

@@ -102,7 +102,7 @@ class Bus:
         return self.run(str(REPOSITORY / "files/pcie/usr/local/lib/gpuwright/acs-clear"))
 
     def topology(self) -> facts.Topology:
-        done = self.run("-c", facts.script(f"{self.root}/sys"))
+        done = self.run("-c", facts.script(str(self.root)))
         assert done.returncode == 0, done.stderr
         return facts.parse(done.stdout)
 

@@ -11,7 +11,7 @@ from pyinfra.api import OperationError
 from gpuwright.snapshot import CouldNotLook, Snapshot
 from gpuwright.spec.node import Accelerators, Gpus, Hardware
 from roles import pcie as role
-from roles.pcie import facts
+from roles.pcie import facts, judgement
 from roles.pcie.facts import Acs
 from roles.pcie.spec import PcieSpec
 
@@ -51,7 +51,7 @@ def test_control_words_of_all_bridges_and_of_nothing_else(bus):
         "0000:11:08.0": "0x001d",
     }
     assert [seen.acs[f"0000:{a}"].redirects for a in ("00:01.0", "00:02.0", "10:00.0")] == [True, False, False]
-    assert role.redirecting(seen, Hardware()) == [
+    assert judgement.redirecting(seen, Hardware()) == [
         "0000:00:01.0: 0x001d", "0000:11:00.0: 0x001d", "0000:11:04.0: 0x005d"
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_could_not_look_has_three_reasons_and_none_of_them_is_off(bus):
 
 def test_without_privileges_the_size_of_configuration_space_is_still_shown(bus, monkeypatch):
     """sysfs shows 4096 bytes to everybody, and gives 64: then it is not "no ACS"."""
-    text = bus.run("-c", facts.script(f"{bus.root}/sys")).stdout.replace("C 0000:10:00.0 none", "C 0000:10:00.0 denied")
+    text = bus.run("-c", facts.script(str(bus.root))).stdout.replace("C 0000:10:00.0 none", "C 0000:10:00.0 denied")
     assert facts.parse(text).acs["0000:10:00.0"] == Acs(unread="only root may read its configuration space")
 
 
@@ -124,7 +124,7 @@ def test_without_accelerators_the_mode_is_unknown(bus):
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 400, -2, -5])
 def test_an_answer_that_was_cut_off_is_no_answer(bus, cut):
-    text = bus.run("-c", facts.script(f"{bus.root}/sys")).stdout.strip()
+    text = bus.run("-c", facts.script(str(bus.root))).stdout.strip()
     seen = Snapshot({"pcie": (0, text[:cut])})
     with pytest.raises(CouldNotLook):
         seen.read(facts.TOPOLOGY)
@@ -134,12 +134,60 @@ def test_a_machine_without_pci_has_no_functions(tmp_path, bus):
     shutil.rmtree(bus.root / "sys/bus/pci")
     assert bus.topology().functions == {}
     shutil.rmtree(bus.root / "sys/bus")
-    assert bus.run("-c", facts.script(f"{bus.root}/sys")).returncode == 1
+    assert bus.run("-c", facts.script(str(bus.root))).returncode == 1
 
 
 def test_how_many_there_should_be():
     assert facts.expected(Hardware(gpus=Gpus(count=4))) == 4
     assert facts.expected(Hardware(gpus=Gpus(count=4), accelerators=Accelerators(count=2))) == 2
+
+
+# --- what is wrong, and what waits ------------------------------------------------------------------------------------
+
+
+def sentences(bus, spec, line=""):
+    (bus.root / "proc").mkdir(exist_ok=True)
+    (bus.root / "proc/cmdline").write_text(f"BOOT_IMAGE=/vmlinuz root=/dev/vda1 ro {line}\n")
+    found = judgement.faults(spec, Hardware(), bus.topology())
+    return [(fault.sentence, fault.waits_for_reboot) for fault in found]
+
+
+def test_a_mode_that_the_kernel_was_not_told_yet_waits_for_the_reboot(bus):
+    bus.clear()
+    groups(bus, {14: "DMA-FQ", 15: "DMA-FQ", 16: "DMA-FQ"})
+    assert sentences(bus, PcieSpec(), "quiet intel_iommu=on") == [
+        (
+            "seen: IOMMU translated (DMA-FQ: 0000:12:00.0, 0000:13:00.0, 0000:20:00.0); expected: pt; do: reboot; the kernel "
+            "runs without iommu=pt",
+            True,
+        )
+    ]
+    assert sentences(bus, PcieSpec(iommu="translated")) == []
+
+
+def test_a_mode_that_did_not_come_although_it_was_told_is_a_fault(bus):
+    bus.clear()
+    groups(bus, {14: "DMA-FQ", 15: "DMA-FQ", 16: "DMA-FQ"})
+    [(sentence, waits)] = sentences(bus, PcieSpec(), "iommu=pt intel_iommu=on iommu=nopt")
+    assert not waits
+    assert "a later word that takes it back" in sentence
+
+
+def test_an_iommu_that_the_firmware_has_off_is_a_fault(bus):
+    bus.clear()
+    [(sentence, waits)] = sentences(bus, PcieSpec(), "iommu=pt intel_iommu=on")
+    assert not waits
+    assert "turn the IOMMU on in the firmware" in sentence
+    assert sentences(bus, PcieSpec(iommu="off")) == []
+
+
+def test_a_bridge_that_redirects_waits_for_nothing(bus):
+    found = sentences(bus, PcieSpec(iommu="off"))
+    assert [waits for _, waits in found] == [False, False, False]
+    assert found[0][0] == (
+        "seen: 0000:00:01.0: 0x001d; expected: no redirect on it; do: journalctl -u gpuwright-acs.service"
+    )
+    assert sentences(bus, PcieSpec(iommu="off", acs_redirect="kept")) == []
 
 
 # --- guests -------------------------------------------------------------------------------------------------------------
