@@ -231,13 +231,15 @@ class _Attempt:
         if not isinstance(self.host.connector, SSHConnector):
             # @local and its like: there is no connection that the change could have cut.
             return self._here(StringCommand(PROGRAM, "disarm", self.id))[0]
-        reason = "it was not tried"
+        reason, pause = "it was not tried", 0.5
         # Half of the time is for trying, so that the other half is left to put things back in good order.
         while time.monotonic() < self.armed_at + self.change.seconds / 2:
             reason = self._disarm_anew()
             if not reason:
                 return True
-            gevent.sleep(0.5)
+            gevent.sleep(pause)
+            # Since OpenSSH 9.8 refused logins add up to minutes in which sshd talks to nobody (PerSourcePenalties).
+            pause = min(2 * pause, 8.0)
         self._tell(f"no new connection after the change of role {self.change.role}: {reason}")
         done, _ = self._here(StringCommand(PROGRAM, "restore", "asked", self.id), limit=self._left() + 5)
         if done:

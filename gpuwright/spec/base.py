@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -93,6 +93,8 @@ Sha256 = Annotated[str, AfterValidator(_sha256)]
 NodePath = Annotated[str, AfterValidator(_absolute)]
 ControllerPath = Annotated[str, AfterValidator(_controller_path)]
 """A file on the controller; written relative to the inventory's folder, absolute after load."""
+Profile = Literal["baseline", "server-cis1", "strict"]
+"""How far a node is hardened; each role has its own table of what that means."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 Tier = Annotated[int, Field(ge=0)]
 

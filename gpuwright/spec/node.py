@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpuwright.spec.base import Size, Strict
+from gpuwright.spec.base import Profile, Size, Strict
 from roles.base.spec import BaseSpec
 from roles.containers.spec import ContainersSpec
 from roles.engine.spec import EngineSpec
@@ -71,6 +71,15 @@ class NodeSpec(Strict):
         default="debian-13", description="for cross-checks: what its packages can do"
     )
     hardware: Hardware = Hardware()
+    hardening: Profile = Field(
+        default="baseline",
+        description="how far the roles that harden the node go: baseline is safe on a live node, server-cis1 follows the "
+        "CIS benchmarks' first level for servers, strict can need somebody at the console (security.md 3.3)",
+    )
+    console: bool = Field(
+        default=False,
+        description="true: somebody can reach this machine's console without its network (BMC, serial line); asked for by strict",
+    )
     base: BaseSpec = BaseSpec()
     kernel: KernelSpec | None = None
     pcie: PcieSpec | None = None

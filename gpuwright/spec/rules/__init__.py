@@ -8,10 +8,22 @@ from typing import Any
 from gpuwright.spec.document import Document
 from gpuwright.spec.fault import Fault, dotted, shown
 from gpuwright.spec.node import NodeSpec
-from gpuwright.spec.rules import compatibility, containers, engines, gateway, hardware, kernel, memory, models, pcie
+from gpuwright.spec.rules import (
+    compatibility,
+    containers,
+    engines,
+    gateway,
+    hardening,
+    hardware,
+    kernel,
+    memory,
+    models,
+    pcie,
+)
 from gpuwright.spec.rules.found import Found
 
 RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
+    *hardening.RULES,
     *hardware.RULES,
     *kernel.RULES,
     *pcie.RULES,
