@@ -57,7 +57,10 @@ def pcie(spec: PcieSpec, hardware: Hardware) -> None:
         logger.info(f"{host.print_prefix}pcie: not applicable, the host is a container and has its machine's bus")
         retire(ROLE, keep=())
         return
-    topology = seen.read(TOPOLOGY)
+    try:
+        topology = seen.read(TOPOLOGY)
+    except snapshot.CouldNotLook as error:
+        raise OperationError(f"{host.name}: the PCIe topology cannot be read ({error}). Nothing was changed.") from None
     refuse(host.name, topology, spec)
     now = topology.iommu(topology.accelerators(hardware.accelerators)).mode
     if now != spec.iommu:

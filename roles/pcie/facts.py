@@ -29,12 +29,19 @@ sys=@SYS@
 [ -d "$sys/bus" ] || exit 1
 echo "U $(id -u)"
 if [ -r @PROC@/cmdline ]; then sed 's/^/K /' @PROC@/cmdline; fi
+units=0 groups=0
 for unit in "$sys"/class/iommu/*; do
-  if [ -e "$unit" ]; then echo "I ${unit##*/}"; fi
+  if [ -e "$unit" ]; then echo "I ${unit##*/}"; units=$((units + 1)); fi
 done
 for group in "$sys"/kernel/iommu_groups/*; do
-  if [ -r "$group/type" ] && read -r type <"$group/type"; then echo "T ${group##*/} $type"; fi
+  [ -d "$group" ] || continue
+  type=
+  if [ -r "$group/type" ]; then read -r type <"$group/type" || true; fi
+  echo "T ${group##*/} ${type:-unknown}"
+  groups=$((groups + 1))
 done
+# None of both is an answer of its own: the IOMMU is off.
+echo "N $units $groups"
 # Whoever holds a device of VFIO has it open, whatever the program is called.
 if [ -e "$sys/class/misc/vfio" ] || [ -d "$sys/class/vfio" ] || [ -d "$sys/class/vfio-dev" ]; then
   find @PROC@/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\n' 2>/dev/null | sort -u | while IFS= read -r fd; do
@@ -171,14 +178,14 @@ class Topology:
             return Iommu("unknown", "there is no accelerator to judge by")
         said: dict[str, list[str]] = {}
         for function in accelerators:
-            kind = "no group" if function.group is None else self.groups.get(function.group, "a group of unknown type")
+            kind = "no group" if function.group is None else self.groups.get(function.group, "unknown")
             said.setdefault(kind, []).append(function.address)
         evidence = "; ".join(f"{kind}: {', '.join(addresses)}" for kind, addresses in said.items())
         if said.keys() == {"identity"}:
             return Iommu("pt", evidence)
         if said.keys() <= {"DMA", "DMA-FQ"}:
             return Iommu("translated", evidence)
-        return Iommu("unknown" if "a group of unknown type" in said else "mixed", evidence)
+        return Iommu("unknown" if "unknown" in said else "mixed", evidence)
 
     @property
     def vfio_guests(self) -> tuple[str, ...]:
@@ -193,6 +200,7 @@ def expected(hardware: Hardware) -> int:
 
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT_BUS = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _MEMORY = 0x200  # IORESOURCE_MEM
 
 
@@ -209,6 +217,7 @@ def parse(text: str) -> Topology:
     groups: dict[int, str] = {}
     acs: dict[str, Acs] = {}
     units, holders = [], []
+    counted = ""
     command_line: tuple[str, ...] = ()
     for line in lines:
         tag, _, rest = line.partition(" ")
@@ -220,15 +229,14 @@ def parse(text: str) -> Topology:
             units.append(rest)
         elif tag == "H":
             holders.append(rest)
+        elif tag == "N":
+            counted = rest
         elif tag == "T":
             group, _, kind = rest.partition(" ")
             groups[int(group)] = kind
         elif tag == "P":
             address, _, target = rest.partition(" ")
-            *above, last = _ADDRESS.findall(target)
-            if last != address:
-                raise ValueError(f"{address} lies in {target}")
-            paths[address] = tuple(above)
+            paths[address] = _above(address, target)
         elif tag == "L":
             address, name, target = rest.removeprefix("./").split(" ", 2)
             links.setdefault(address, {})[name] = target.rpartition("/")[2]
@@ -249,9 +257,9 @@ def parse(text: str) -> Topology:
         address: Function(
             address,
             above,
-            kind=said["class"].removeprefix("0x")[:4],
-            vendor=said["vendor"].removeprefix("0x"),
-            device=said["device"].removeprefix("0x"),
+            kind=_code(said["class"], 6)[:4],
+            vendor=_code(said["vendor"], 4),
+            device=_code(said["device"], 4),
             numa_node=_number(said.get("numa_node"), below=0),
             driver=links.get(address, {}).get("driver"),
             group=_number(links.get(address, {}).get("iommu_group")),
@@ -265,8 +273,12 @@ def parse(text: str) -> Topology:
         for address, above in paths.items()
         for said in [attributes[address]]
     }
-    if unasked := [f.address for f in functions.values() if f.kind == _BRIDGE and f.address not in acs]:
-        raise ValueError(f"nothing is said of bridge {unasked[0]}")
+    if counted != f"{len(units)} {len(groups)}":
+        raise ValueError("IOMMUs or groups are missing")
+    if acs.keys() != {f.address for f in functions.values() if f.kind == _BRIDGE}:
+        raise ValueError("the bridges are others than those whose ACS is told")
+    if unknown := sorted({above for path in paths.values() for above in path} - functions.keys()):
+        raise ValueError(f"nothing is said of {unknown[0]}, which is above others")
     vfio_holders = tuple(sorted(set(holders))) if root else None
     return Topology(functions, tuple(sorted(units)), groups, acs, vfio_holders, command_line)
 
@@ -281,6 +293,23 @@ def _acs(said: str) -> Acs:
         raise ValueError(f"{said!r} is no control word")
     # A device that does not answer reads as all ones.
     return Acs(unread=_UNREAD["silent"]) if match[1] == "ffff" else Acs(int(match[1], 16))
+
+
+def _above(address: str, target: str) -> tuple[str, ...]:
+    """The functions that ``…/pci0000:00/0000:00:01.0/0000:01:00.0`` leads over. A controller can have a root bus below it."""
+    parts = target.split("/")
+    start = next((index for index, part in enumerate(parts) if _ROOT_BUS.fullmatch(part)), len(parts))
+    *above, last = [part for part in parts[start:] if not _ROOT_BUS.fullmatch(part)] or [""]
+    if last != address or not all(_ADDRESS.fullmatch(part) for part in (*above, last)):
+        raise ValueError(f"{address} lies in {target}")
+    return tuple(above)
+
+
+def _code(text: str, digits: int) -> str:
+    """``0x10de`` without its beginning."""
+    if not re.fullmatch(rf"0x[0-9a-f]{{{digits}}}", text):
+        raise ValueError(f"{text!r} is no code of PCI")
+    return text.removeprefix("0x")
 
 
 def _number(text: str | None, below: int | None = None) -> int | None:

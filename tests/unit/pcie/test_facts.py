@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import mutations
 import pytest
 from pyinfra.api import OperationError
 
@@ -128,6 +129,47 @@ def test_an_answer_that_was_cut_off_is_no_answer(bus, cut):
     seen = Snapshot({"pcie": (0, text[:cut])})
     with pytest.raises(CouldNotLook):
         seen.read(facts.TOPOLOGY)
+
+
+def test_a_damaged_answer_is_read_right_or_not_at_all(bus):
+    groups(bus, {14: "identity", 15: "identity", 16: "identity"})
+    text = bus.run("-c", facts.script(str(bus.root))).stdout
+    truth = facts.parse(text)
+    right = refused = 0
+    for mutant in mutations.mutants(text, rounds=24):
+        said = mutant.decode(errors="replace") if isinstance(mutant, bytes) else mutant
+        try:
+            seen = Snapshot({"pcie": (0, said)}).read(facts.TOPOLOGY)
+        except CouldNotLook:
+            refused += 1
+            continue
+        right += 1
+        for address, acs in seen.acs.items():
+            assert acs in (truth.acs[address],) or acs.redirects is None, mutant
+        found = seen.accelerators(GPUS)
+        assert {f.address for f in found} <= {f.address for f in truth.accelerators(GPUS)}, mutant
+        for function in found:
+            assert function.upstream == truth.functions[function.address].upstream, mutant
+        if len(found) == 3:
+            assert seen.iommu(found).mode in ("pt", "mixed", "unknown"), mutant
+            assert seen.paths(found) == truth.paths(truth.accelerators(GPUS)), mutant
+    assert right + refused >= 200
+    assert min(right, refused) >= 20
+
+
+def test_a_root_bus_below_a_controller_is_no_bridge():
+    """As volume management devices have them."""
+    text = (
+        "U 0\nN 0 0\nP 0000:00:0e.0 ../../../devices/pci0000:00/0000:00:0e.0\n"
+        "P 10000:e0:06.0 ../../../devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0\n"
+        + "".join(
+            f"A {address}/{name}:{value}\n"
+            for address, kind in (("0000:00:0e.0", "0x010400"), ("10000:e0:06.0", "0x060400"))
+            for name, value in (("class", kind), ("vendor", "0x8086"), ("device", "0x0001"))
+        )
+        + "C 10000:e0:06.0 word 0000\nEND\n"
+    )
+    assert facts.parse(text).functions["10000:e0:06.0"].upstream == ("0000:00:0e.0",)
 
 
 def test_a_machine_without_pci_has_no_functions(tmp_path, bus):
