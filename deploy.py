@@ -17,20 +17,20 @@ from roles.pcie import pcie, pcie_verified
 
 host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
-announce(host)
 spec = node(host)
+barrier = wishes.barrier(spec)
+announce(host, barrier)
 
 ownership.retire_roles(present=spec.roles)
 base(spec.base)
 if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
 # Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.
-wanted = wishes.gathered(spec)
 if spec.pcie:
     pcie(spec.pcie, hardware=spec.hardware)
 if spec.kernel:
-    kernel(spec.kernel, wishes=wanted)
-    kernel_verified(spec.kernel, wishes=wanted)
+    kernel(spec.kernel, wishes=barrier.wanted)
+    kernel_verified(spec.kernel, wishes=barrier.wanted)
 if spec.pcie:
     pcie_verified(spec.pcie, hardware=spec.hardware)
 if spec.memory:
@@ -40,6 +40,6 @@ if spec.containers:
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:
-    engine(spec.engine, models=spec.models, hardware=spec.hardware)
+    engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier)
 if spec.gateway:
     gateway(spec.gateway, engines=upstreams(spec.engine))

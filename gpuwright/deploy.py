@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pyinfra import logger
 from rich.console import Console
 from rich.table import Table
 
-from gpuwright import guard, snapshot
+from gpuwright import boot, guard, snapshot
 from gpuwright.render import REPOSITORY
 
 DONE, FAILED, PENDING, INTERRUPTED = 0, 1, 2, 130
@@ -30,19 +30,36 @@ DONE, FAILED, PENDING, INTERRUPTED = 0, 1, 2, 130
 _REPORT = "GPUWRIGHT_REPORT"
 
 
-def announce(host: Any) -> None:
-    """Called once per host by deploy.py: says what the lock-out guard did and that a reboot waits, and tells the wrapper
-    which hosts take part."""
+def announce(host: Any, barrier: boot.Barrier) -> None:
+    """Called once per host by deploy.py: says what the lock-out guard did, that a reboot is needed and why, and tells the
+    wrapper which hosts take part.
+
+    + barrier: what all roles ask of the kernel, and whether this run may reboot for it
+    """
     guard.announce(host)
+    seen = snapshot.read(host)
     try:
-        reboot = snapshot.read(host).read(snapshot.SYSTEM).reboot_required
-    except snapshot.CouldNotLook:
-        reboot = False
-    if reboot:
-        logger.warning(f"{host.print_prefix}a reboot is needed (/run/reboot-required); this run does not reboot")
-    if report := os.environ.get(_REPORT):
-        with Path(report).open("a") as lines:
-            lines.write(json.dumps({"host": host.name, "reboot": reboot}) + "\n")
+        reasons, noticed = boot.pending(seen, barrier.wanted), boot.noticed(seen)
+    except snapshot.CouldNotLook as error:
+        reasons, noticed = (), ()
+        logger.warning(f"{host.print_prefix}whether a reboot is needed cannot be seen: {error}")
+    if reasons:
+        then = (
+            "this run drains the engines and reboots it, once"
+            if barrier.reboots
+            else "this run does not reboot it (kernel.reboot: never), and starts and replaces no engine until that was done"
+        )
+        logger.warning(f"{host.print_prefix}reboot needed, because {'; '.join(reasons)}: {then}")
+    if noticed:
+        logger.warning(f"{host.print_prefix}a reboot would be good, because {'; '.join(noticed)}; nothing waits for it")
+    report(host, (*reasons, *noticed))
+
+
+def report(host: Any, reasons: Sequence[str]) -> None:
+    """Tell the wrapper why a host needs a reboot now; what is told last counts."""
+    if to := os.environ.get(_REPORT):
+        with Path(to).open("a") as lines:
+            lines.write(json.dumps({"host": host.name, "reboot": list(reasons)}) + "\n")
 
 
 def count(payload: dict[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -104,7 +121,13 @@ def deploy(dry: bool, as_json: bool, inventory: str, arguments: tuple[str, ...])
         sys.exit(FAILED)
     seconds = round(time.monotonic() - started, 1)
     rows = [
-        {"host": name, **counts, "reboot_needed": reboots.get(name, False), "seconds": seconds}
+        {
+            "host": name,
+            **counts,
+            "reboot_needed": bool(reboots.get(name)),
+            "reboot_because": reboots.get(name, []),
+            "seconds": seconds,
+        }
         for name, counts in sorted(count(payload, reboots).items())
     ]
     if as_json:

@@ -23,6 +23,15 @@ Kind = Literal["file", "unit", "container", "network", "volume", "table", "user"
 # Whole trees are removed only where nobody else keeps anything.
 _OUR_TREES = ("/var/lib/gpuwright/", "/etc/gpuwright/", "/run/gpuwright/", "/usr/local/lib/gpuwright/")
 
+_SCRIPTS = "/usr/local/lib/gpuwright"
+
+# What nobody reads before it is told to: the command makes it anew without the file, while our script for it is still there.
+_MADE_FROM = {
+    "/etc/default/grub.d/": "boot-menu grub",
+    "/etc/kernel/install.d/": "boot-menu systemd-boot",
+    "/etc/modprobe.d/": "initramfs-modprobe none",
+}
+
 # Units first: nothing may still run from what is taken away next.
 _ORDER: tuple[Kind, ...] = ("unit", "container", "network", "volume", "table", "file", "directory", "user", "hold")
 
@@ -54,6 +63,9 @@ def _removal(thing: Owned) -> str:
         parent = thing.name.rpartition("/")[0]
         if parent.startswith(_OUR_TREES) or parent.endswith((".service.d", ".socket.d", ".timer.d")):
             return f"rm -f {name}; rmdir --ignore-fail-on-non-empty {shlex.quote(parent)} 2>/dev/null || true"
+        if again := _MADE_FROM.get(f"{parent}/"):
+            script = f"{_SCRIPTS}/{again}"
+            return f"rm -f {name} || exit 1; [ ! -x {script.split()[0]} ] || {script}"
         return f"rm -f {name}"
     if thing.kind == "directory":
         if not thing.name.startswith(_OUR_TREES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwright.boot import Wishes, together
+from gpuwright.boot import Barrier, Wishes, together
 from roles.kernel import wishes as kernel
 from roles.memory import wishes as memory
 from roles.pcie import wishes as pcie
@@ -28,3 +28,8 @@ def of_roles(spec: NodeSpec) -> list[Wishes]:
 def gathered(spec: NodeSpec) -> Wishes:
     """Everything the node's kernel is asked for. What two roles disagree about was refused at load."""
     return together(of_roles(spec))
+
+
+def barrier(spec: NodeSpec) -> Barrier:
+    """What engines of the node wait for, and whether a run may bring it."""
+    return Barrier(gathered(spec), reboots=spec.kernel is not None and spec.kernel.reboot == "when-needed")

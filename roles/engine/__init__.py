@@ -8,6 +8,7 @@ from pyinfra.api import deploy
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, numa, ownership, packages, render
+from gpuwright.boot import Barrier
 from gpuwright.ownership import Owned
 from roles.engine import container, operations
 from roles.engine.spec import Engine, EngineSpec
@@ -30,7 +31,7 @@ SCRIPTS = (
 
 
 @deploy("Engine")
-def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
+def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware, barrier: Barrier) -> None:
     """Make the node's engines what `spec` says, and leave alone what serves as it should.
 
     Evidence is nobody's to remove: an engine that is retired leaves its folder in /var/lib/gpuwright/evidence.
@@ -50,13 +51,15 @@ def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware) -> None:
     packages.installed(name="Install what engine scripts use: curl, jq", packages=["curl", "jq"])
     atomic.files(name="Write the engine scripts and image jobs", role="engine", files=[*scripts, *jobs])
     operations.images(name=f"Fetch images of engines {', '.join(spec.engines)}", engines=engines)
-    operations.start(name="Start engines that are down", engines=engines, wait_for_weights=models.wait)
+    operations.start(name="Start engines that are down", engines=engines, wait_for_weights=models.wait, barrier=barrier)
     # One operation per host, in the order of the inventory: pyinfra keeps hosts in a set, so that `_serial` alone takes
     # them in any order, and nobody could say which hosts a failure leaves untouched.
     host = ctx_host.get()
     for turn in host.loop([other.name for other in ctx_state.get().inventory]):
         if turn == host.name and operations.may_have_to_replace(host, engines):
-            operations.replace(name=f"Replace serving engines on {turn}", engines=engines, _serial=True)
+            operations.replace(
+                name=f"Replace serving engines on {turn}", engines=engines, barrier=barrier, _serial=True
+            )
 
 
 def model_directory(name: str, models: ModelsSpec) -> str:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyinfra import logger
-from pyinfra.api import FunctionCommand, operation
+from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.connectors.util import CommandOutput
-from pyinfra.context import ctx_host
+from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, snapshot
+from gpuwright.boot import Barrier
 from gpuwright.ownership import Owned
 from gpuwright.watched import Watched
 from roles.engine.facts import ENGINES, IMAGES, EngineState, image_present
@@ -101,17 +102,37 @@ def _to_replace(states: dict[str, EngineState], engines: Sequence[Wanted]) -> li
     return [e for e in engines if e.name in states and states[e.name].serving and states[e.name].config != e.config]
 
 
+def _held_back(host: Any, barrier: Barrier, engines: Sequence[Wanted]) -> bool:
+    """Whether `engines` wait for a reboot; the sentence names them and the reasons."""
+    reasons = barrier.holds_back(snapshot.read(host), planning=not ctx_state.get().is_executing)
+    if not reasons or not engines:
+        return False
+    names = ", ".join(engine.name for engine in engines)
+    host.log_styled(
+        f"engine {names} waits for a reboot, because {'; '.join(reasons)}; reboot the node (a down engine then starts by "
+        "itself) or set kernel.reboot: when-needed, and run the deploy again",
+        fg="yellow",
+        log_func=logger.warning,
+    )
+    return True
+
+
 def _is_up(state: EngineState | None, engine: Wanted) -> bool:
     return state is not None and state.serving and state.config == engine.config
 
 
+# What is known of an engine that the node does not know.
+_NEW = EngineState("")
+
+
 @operation()
-def start(engines: Sequence[Wanted], wait_for_weights: bool) -> Generator[PyinfraCommand, None, None]:
+def start(engines: Sequence[Wanted], wait_for_weights: bool, barrier: Barrier) -> Generator[PyinfraCommand, None, None]:
     """Write the files of all engines that do not serve with another configuration, start those that are down, and wait
     until each is ready; progress at least every 15 seconds.
 
     + engines: all engines of the node, in the order of their node file
     + wait_for_weights: false leaves an engine whose weights are not complete to the node, which starts it later
+    + barrier: while a reboot that it names is pending, nothing is started; what is down is enabled, so that the reboot does
 
     A serving engine with another configuration is left alone, on disk too: that is `replace`'s work.
     """
@@ -124,6 +145,17 @@ def start(engines: Sequence[Wanted], wait_for_weights: bool) -> Generator[Pyinfr
     down = [engine for engine in mine if not _is_up(states.get(engine.name), engine)]
     if not wrong and not unrecorded and not down:
         host.noop(f"{len(mine)} engines serve with what they should")
+        return
+    if _held_back(host, barrier, down):
+        down = [engine for engine in down if states.get(engine.name, _NEW).active in ("inactive", "failed")]
+        files = [file for file in wrong if any(file in engine.files for engine in down)]
+        if not files:
+            host.noop("engines wait for a reboot")
+            return
+        snapshot.forget(host)
+        yield atomic.write("engine", files, claims=[claim for engine in down for claim in engine.claims])
+        units = shlex.join(engine.unit for engine in down)
+        yield StringCommand("sh", "-c", _script([f"systemctl daemon-reload && systemctl enable --quiet {units}"]))
         return
     snapshot.forget(host)
     if wrong or unrecorded:
@@ -197,11 +229,12 @@ def may_have_to_replace(host: Any, engines: Sequence[Wanted]) -> bool:
 
 
 @operation()
-def replace(engines: Sequence[Wanted]) -> Generator[PyinfraCommand, None, None]:
+def replace(engines: Sequence[Wanted], barrier: Barrier) -> Generator[PyinfraCommand, None, None]:
     """Give serving engines their new configuration: stage, drain, swap, restart, wait until ready; and put the previous one
     back when the new one does not become ready. Call it with ``_serial=True``.
 
     + engines: all engines of the node
+    + barrier: while a reboot that it names is pending, nothing is replaced
 
     Nothing of a serving engine changes on disk before its turn. After the first failure of a run every further engine of
     every further host is refused.
@@ -210,6 +243,9 @@ def replace(engines: Sequence[Wanted]) -> Generator[PyinfraCommand, None, None]:
     turn = _to_replace(_states(host), engines)
     if not turn:
         host.noop("no serving engine has another configuration than it should")
+        return
+    if _held_back(host, barrier, turn):
+        host.noop("engines wait for a reboot")
         return
     snapshot.forget(host)
     for engine in turn:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pyinfra import logger
 from pyinfra.api import deploy
-from pyinfra.context import ctx_host
+from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import atomic, boot, ownership, render, snapshot
+from gpuwright import atomic, boot, ownership, snapshot
+from gpuwright.ownership import Owned
+from roles.kernel import files, operations
 from roles.kernel.spec import KernelSpec
 
-ROLE = "kernel"
-SYSCTL = "/etc/sysctl.d/zz-gpuwright.conf"
-MODPROBE = "/etc/modprobe.d/gpuwright.conf"
+ROLE = files.ROLE
 
 
 @deploy("Kernel")
@@ -22,13 +22,56 @@ def kernel(spec: KernelSpec, wishes: boot.Wishes) -> None:
     + wishes: what all roles ask for, this one included
     """
     host = ctx_host.get()
-    if snapshot.read(host).read(snapshot.SYSTEM).is_container:
+    seen = snapshot.read(host).read(boot.BOOT)
+    if seen.container:
         logger.info(f"{host.print_prefix}kernel: not applicable, the host is a container and has its machine's kernel")
         ownership.retire(ROLE, keep=())
         return
-    wanted = files(wishes)
-    atomic.files(name="Write sysctl values, blocked modules and module options", role=ROLE, files=wanted)
-    ownership.retire(ROLE, keep=[file.owned for file in wanted])
+    say(seen, wishes)
+
+    scripts, state = files.scripts(), Owned("directory", boot.STATE)
+    chosen = [*scripts, *files.boot_files(seen, wishes), files.sysctl_file(wishes), files.modprobe_file(seen, wishes)]
+    # First, so that the boot menu made below is free of what goes.
+    ownership.retire(ROLE, keep=[state, *(file.owned for file in chosen if file)])
+    atomic.files(name="Write the kernel role's scripts", role=ROLE, files=scripts, claims=[state])
+    operations.sysctls(name="Set sysctl values", wanted=wishes)
+    operations.modules(name="Block modules and set module options", wanted=wishes)
+    operations.initramfs(name="Keep initramfs images as /etc/modprobe.d is", wanted=wishes)
+    texts = " ".join(word.text for word in wishes.words) or "nothing of ours"
+    operations.command_line(name=f"Put on the kernel's command line: {texts}", wanted=wishes)
+    if spec.reboot == "when-needed":
+        reboot(spec, wishes, bool(seen.serving))
+
+
+def reboot(spec: KernelSpec, wishes: boot.Wishes, serving: bool) -> None:
+    """The barrier: nodes that serve nobody go together, nodes that serve go one after another in the inventory's order."""
+    host = ctx_host.get()
+    for turn in host.loop([other.name for other in ctx_state.get().inventory]):
+        if turn == host.name and serving:
+            operations.reboot(
+                name=f"Drain and reboot {turn}, where it needs it",
+                wanted=wishes,
+                timeout=spec.reboot_timeout,
+                _serial=True,
+            )
+    if not serving:
+        operations.reboot(name="Reboot nodes that need it and serve nobody", wanted=wishes, timeout=spec.reboot_timeout)
+
+
+def say(seen: boot.Boot, wishes: boot.Wishes) -> None:
+    """What a person has to know before the first step."""
+    host = ctx_host.get()
+    sentences = [
+        *operations.overridden(seen, wishes),
+        *(
+            f"module {block.module} is in use and is left alone ({block.reason}); to keep it for good, take it out of "
+            "kernel.unused_modules"
+            for block in operations.spared(seen, wishes)
+        ),
+        *(f"this kernel does not know {word}; it has no effect" for word in operations.unknown_words(seen, wishes)),
+    ]
+    for sentence in sentences:
+        logger.warning(f"{host.print_prefix}kernel: {sentence}")
 
 
 @deploy("Kernel verified")
@@ -38,14 +81,7 @@ def kernel_verified(spec: KernelSpec, wishes: boot.Wishes) -> None:
     + spec: the role's settings
     + wishes: what all roles ask for
     """
-
-
-def files(wishes: boot.Wishes) -> list[atomic.File]:
-    """The role's files for what is asked for."""
-    found = []
-    if wishes.sysctls:
-        found.append(atomic.File(SYSCTL, render.template(f"kernel{SYSCTL}.j2", sysctls=wishes.sysctls)))
-    if wishes.blocked or wishes.options:
-        content = render.template(f"kernel{MODPROBE}.j2", blocked=wishes.blocked, options=wishes.options)
-        found.append(atomic.File(MODPROBE, content))
-    return found
+    if not snapshot.read(ctx_host.get()).read(snapshot.SYSTEM).is_container:
+        operations.verified(
+            name="Read back command line, sysctls and modules", wanted=wishes, may_wait=spec.reboot == "never"
+        )

@@ -33,7 +33,7 @@ def _word(value: str) -> str:
     return value
 
 
-def _sysctl_key(value: str) -> str:
+def _sysctl_name(value: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_/:@-]+)+", value):
         raise ValueError(
             "a sysctl is named with dots, as in vm.swappiness; a dot within a part is written '/', as in "
@@ -69,7 +69,7 @@ def _option_value(value: str | int) -> str:
 
 
 WordText = Annotated[str, AfterValidator(_word)]
-SysctlKey = Annotated[str, AfterValidator(_sysctl_key)]
+SysctlName = Annotated[str, AfterValidator(_sysctl_name)]
 SysctlValue = Annotated[str | int, AfterValidator(_sysctl_value)]
 ModuleName = Annotated[str, AfterValidator(_module)]
 OptionName = Annotated[str, AfterValidator(_option)]
@@ -89,7 +89,7 @@ class ExtraWord(Strict):
 class ExtraSysctl(Strict):
     """One kernel setting below /proc/sys."""
 
-    key: SysctlKey = Field(description="with dots, as in `vm.swappiness`")
+    name: SysctlName = Field(description="with dots, as in `vm.swappiness`")
     value: SysctlValue = Field(description="text or a whole number")
     reason: Reason = Field(description="why; it stands in the drop-in and in the plan")
 

@@ -56,14 +56,14 @@ BASELINE: tuple[tuple[str, str, str], ...] = (
 
 def wishes(spec: KernelSpec, hardware: Hardware) -> Wishes:
     """The role's own wishes. What the node file says stands in place of the baseline's value for the same key."""
-    named = {extra.key for extra in spec.sysctls}
+    named = {extra.name for extra in spec.sysctls}
     baseline = [row for row in BASELINE if spec.baseline_sysctls and row[0] not in named]
     drivers = OTHER_GPU_DRIVERS if spec.block_other_gpu_drivers and hardware.gpus.count else ()
     return Wishes(
         words=tuple(Word(*parse_word(extra.word), ROLE, extra.reason) for extra in spec.words),
         sysctls=(
             *(Sysctl(key, value, ROLE, reason) for key, value, reason in baseline),
-            *(Sysctl(extra.key, str(extra.value), ROLE, extra.reason) for extra in spec.sysctls),
+            *(Sysctl(extra.name, str(extra.value), ROLE, extra.reason) for extra in spec.sysctls),
         ),
         options=tuple(
             ModuleOption(extra.module, extra.option, str(extra.value), ROLE, extra.reason)

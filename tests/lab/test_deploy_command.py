@@ -19,7 +19,8 @@ pytestmark = pytest.mark.lab
 def test_nothing_left_to_do_is_0_and_changes_pending_are_2(site):
     done = site.gpuwright("deploy", "--dry", "--json", str(site.inventory))
     [row] = json.loads(done.stdout)
-    assert row == {"host": "site-1", "changed": 0, "failed": 0, "reboot_needed": False, "seconds": row["seconds"]}
+    expected = {"host": "site-1", "changed": 0, "failed": 0, "reboot_needed": False, "reboot_because": []}
+    assert row == expected | {"seconds": row["seconds"]}
 
     site.set("site-1", gateway__log_keep_days=7)
     site.write()
@@ -38,7 +39,10 @@ def test_a_reboot_that_waits_is_said(site):
         done = site.gpuwright("deploy", "--dry", "--json", str(site.inventory))
     finally:
         host.run("rm /run/reboot-required")
-    assert json.loads(done.stdout)[0]["reboot_needed"] is True
+    [row] = json.loads(done.stdout)
+    assert row["reboot_needed"] is True
+    assert row["reboot_because"] == ["the distribution asks for it (/run/reboot-required)"]
+    assert "a reboot would be good, because the distribution asks for it" in done.stderr
 
 
 def test_a_host_that_is_not_reached_is_1_and_the_others_go_on(site, tmp_path):

@@ -1,5 +1,4 @@
-"""What roles ask of the kernel: words of its command line, sysctl values, modules and their options; and what of it
-only a reboot can bring.
+"""What roles ask of the kernel: words of its command line, sysctl values, modules and their options.
 
 Role `kernel` is the one owner of all four (DESIGN section 1); every other role only says what it needs and why.
 """
@@ -30,6 +29,10 @@ REPEATABLE = frozenset(
         "video",
     ]
 )
+
+# Words whose "off" the kernel never takes back, whatever comes later on the line (arch/x86/kernel/pci-dma.c, iommu_setup;
+# drivers/iommu/amd/init.c, parse_amd_iommu_options). Asked for another mode, a node must not have them at all.
+_NEVER_TAKEN_BACK = {"iommu": ("iommu=off", "amd_iommu=off"), "amd_iommu": ("amd_iommu=off",)}
 
 
 @dataclass(frozen=True)
@@ -180,58 +183,8 @@ def _value(wish: Wish) -> str:
     return "no value" if wish.value is None else wish.value
 
 
-# --- words as the kernel and GRUB read them ---------------------------------------------------------------------------
-
-Given = tuple[str, str | None]
-"""A word as the kernel takes it: key and value, without quotes."""
-
-
-def parse_word(text: str) -> Given:
-    """One word as somebody writes it: ``iommu=pt``, ``quiet``, ``dyndbg="file foo.c +p"``.
-
-    Raises ValueError for what no boot loader can hand to the kernel unchanged: GRUB puts a backslash before quotes and
-    backslashes (grub-core/lib/cmdline.c), and the kernel knows no backslash (lib/cmdline.c, next_arg).
-    """
-    if not text.isascii() or not text.isprintable():
-        raise ValueError("a word of the kernel command line is printable ASCII")
-    key, equals, value = text.partition("=")
-    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
-        value = value[1:-1]
-    elif " " in value:
-        raise ValueError(f'holds a blank; write one word a line, or quote the value: {key}="…"')
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", key):
-        raise ValueError(
-            "a word of the kernel command line is NAME or NAME=VALUE; a name has letters, digits, '_', '.' and '-'"
-        )
-    if re.search(r"[\"'\\]", value):
-        raise ValueError(
-            "a value cannot hold quotes or backslashes: GRUB puts a backslash before each, which the kernel takes as part of it"
-        )
-    return key, value if equals else None
-
-
-def parse_line(text: str) -> tuple[Given, ...]:
-    """A command line as the kernel splits it (lib/cmdline.c, next_arg): blanks within double quotes belong to the value."""
-    given: list[Given] = []
-    for match in re.finditer(r'(?:[^\s"]|"[^"]*(?:"|$))+', text):
-        word = match[0]
-        if word.startswith('"'):
-            word = word.strip('"')
-        key, equals, value = word.partition("=")
-        if value.startswith('"'):
-            value = value[1:].removesuffix('"')
-        given.append((key, value if equals else None))
-    return tuple(given)
-
-
-def same_key(one: str, other: str) -> bool:
-    """The kernel takes '-' and '_' in a parameter's name for the same (kernel/params.c, parameq)."""
-    return one.replace("-", "_") == other.replace("-", "_")
-
-
-def holds(line: Iterable[Given], word: Word) -> bool:
-    """Whether `word` is in force on a command line: the last of its key, or one of them where a key may be repeated."""
-    values = [value for key, value in line if same_key(key, word.key)]
-    if word.key in REPEATABLE:
-        return word.value in values
-    return bool(values) and values[-1] == word.value
+def in_the_way(wishes: Wishes) -> tuple[str, ...]:
+    """Words of others that would make a wished one void although it comes later; they give way to it."""
+    asked = {word.text for word in wishes.words}
+    found = {text for word in wishes.words if word.value != "off" for text in _NEVER_TAKEN_BACK.get(word.key, ())}
+    return tuple(sorted(found - asked))

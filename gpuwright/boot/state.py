@@ -1,0 +1,341 @@
+"""How a node booted, what it would boot next, and what of its wishes only a reboot can bring."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+
+from gpuwright.boot.asked import REPEATABLE, Wishes, Word
+from gpuwright.boot.words import Given, grub_words, holds, parse_line, same_key
+from gpuwright.snapshot import SYSTEM, CouldNotLook, Section, Snapshot, register
+
+STATE = "/var/lib/gpuwright/kernel"
+WORDS = f"{STATE}/words"
+"""Every word this node's boot menu ever got from us, one a line: one that nothing asks for any more is known by it."""
+MODPROBE = "/etc/modprobe.d/gpuwright.conf"
+GRUB_DROP_IN = "/etc/default/grub.d/zz-gpuwright.cfg"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the boot menu that starts a kernel of this system."""
+
+    name: str
+    kernel: str
+    words: tuple[Given, ...]
+
+    @property
+    def is_recovery(self) -> bool:
+        """Made for repairs, from GRUB_CMDLINE_LINUX alone: what the node should serve with is kept out of it."""
+        return "-recovery-" in self.name or "(recovery mode)" in self.name
+
+
+@dataclass(frozen=True)
+class Initrd:
+    """One initramfs: the image's identity, and what of our modprobe.d file was last seen inside (None: not looked)."""
+
+    kernel: str
+    identity: str
+    inside: str | None
+
+
+@dataclass(frozen=True)
+class Boot:
+    """How this boot came about, what runs because of it, and what the next one would be."""
+
+    container: bool = False
+    boot_id: str = ""
+    kernel: str = ""
+    line: tuple[Given, ...] = ()
+    loader: str = "none"  # grub, systemd-boot, none
+    entries: tuple[Entry, ...] = ()
+    default: str = ""  # the kernel that the boot menu starts next; empty where that cannot be told
+    site: tuple[Given, ...] | None = ()  # the words that the site itself asks for; None: GRUB's settings cannot be read
+    later: tuple[str, ...] = ()  # GRUB drop-ins that are read after ours
+    recorded: tuple[str, ...] = ()  # words that were ever ours
+    attempt: tuple[str, ...] = ()  # boot id and reasons of a reboot whose effect nobody has seen yet
+    unknown: tuple[str, ...] | None = ()  # words the kernel did not know; None: its first messages are gone
+    modules: tuple[tuple[str, int], ...] = ()  # loaded, with the number of their users
+    options: tuple[tuple[str, str, str], ...] = ()  # module, option, value of loaded modules
+    filesystems: frozenset[str] = frozenset()  # mounted, or in fstab
+    kernels: tuple[str, ...] = ()  # installed
+    initrds: tuple[Initrd, ...] = ()
+    packages: tuple[str, ...] = ()  # for which the distribution wants a reboot
+    serving: tuple[str, ...] = ()  # engines that the gateway sends users to
+
+    @property
+    def menu(self) -> tuple[Entry, ...]:
+        """The entries that a node serves from."""
+        return tuple(entry for entry in self.entries if not entry.is_recovery)
+
+
+_SCRIPT = rf"""
+put() {{ printf '%s ' "$1"; base64 -w0; echo; }}
+if systemd-detect-virt --container --quiet; then echo container; exit 0; fi
+put line </proc/cmdline
+put id </proc/sys/kernel/random/boot_id
+uname -r | put kernel
+awk '{{print $1, $3}}' /proc/modules | put modules
+awk '!/^#/ {{print $3}}' /proc/mounts /etc/fstab 2>/dev/null | sort -u | put filesystems
+for image in /boot/vmlinuz-*; do [ ! -e "$image" ] || echo "${{image#/boot/vmlinuz-}}"; done | put kernels
+for image in /boot/initrd.img-*; do
+  [ ! -d "/lib/modules/${{image#/boot/initrd.img-}}" ] || stat -L -c '%n %s.%Y.%i' "$image"
+done | put initrds
+ls /run/gpuwright/ready 2>/dev/null | put serving
+[ ! -e {STATE}/initramfs ] || put initramfs <{STATE}/initramfs
+[ ! -e {WORDS} ] || put recorded <{WORDS}
+[ ! -e {STATE}/reboot ] || put attempt <{STATE}/reboot
+[ ! -e /run/reboot-required ] || sort -u /run/reboot-required.pkgs 2>/dev/null | put packages
+
+# The kernel's first words; the ring buffer forgets them in time.
+said() {{ grep -E 'ommand line: |Unknown kernel command line parameters|PCI: Unknown option' | head -n 20; }}
+first=$(dmesg 2>/dev/null | said)
+case $first in *'ommand line: '*) ;; *) first=$(journalctl --quiet --dmesg --boot --output=cat 2>/dev/null | said) ;; esac
+printf '%s\n' "$first" | put said
+
+if [ -r /proc/driver/nvidia/params ]; then put nvidia </proc/driver/nvidia/params; fi
+sed -n 's/^options \([^ ]*\) \([^=]*\)=.*/\1 \2/p' {MODPROBE} 2>/dev/null | while read -r module option; do
+  value=/sys/module/$module/parameters/$option
+  [ ! -r "$value" ] || printf '%s %s %s\n' "$module" "$option" "$(cat "$value")"
+done | put options
+
+info=$(tr -d '\0' </sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f 2>/dev/null)
+case $info in
+  *systemd-boot*) loader=systemd-boot ;;
+  *) if [ -e /boot/grub/grub.cfg ] && command -v grub-mkconfig >/dev/null; then loader=grub; else loader=none; fi ;;
+esac
+echo "$loader" | put loader
+if [ "$loader" = grub ]; then
+  awk '
+    /^### BEGIN/ {{ours = $3 ~ /10_linux/}} /^### END/ {{ours = 0}}
+    /^[ \t]*menuentry / {{print "E " $0}}
+    ours && /^[ \t]*linux(efi)?[ \t]/ {{print "L " $0}}
+    /^[ \t]*set default=/ {{print "D " $0}}
+  ' /boot/grub/grub.cfg | put menu
+  grub-editenv list 2>/dev/null | put environment
+  # As grub-mkconfig reads them, without ours.
+  site=$(
+    exec 3>&1 >&2
+    set -e
+    [ ! -e /etc/default/grub ] || . /etc/default/grub
+    for file in /etc/default/grub.d/*.cfg; do
+      if [ -e "$file" ] && [ "$file" != {GRUB_DROP_IN} ]; then . "$file"; fi
+    done
+    printf '%s %s' "${{GRUB_CMDLINE_LINUX:-}}" "${{GRUB_CMDLINE_LINUX_DEFAULT:-}}" >&3
+  ) 2>/dev/null && printf '%s' "$site" | put site
+  seen=
+  for file in /etc/default/grub.d/*.cfg; do
+    [ -z "$seen" ] || echo "$file"
+    [ "$file" != {GRUB_DROP_IN} ] || seen=yes
+  done | put later
+elif [ "$loader" = systemd-boot ]; then
+  boot=$(bootctl --print-boot-path 2>/dev/null) || boot=/boot
+  for file in "$boot"/loader/entries/*.conf; do
+    [ ! -e "$file" ] || sed -n "s|^version[ \t]*|V |p; s|^options[ \t]*|O |p; 1s|^|F ${{file##*/}}\n|p" "$file" | grep '^[FVO] '
+  done | put menu
+  for file in /etc/kernel/cmdline /usr/lib/kernel/cmdline; do
+    if [ -e "$file" ]; then put site <"$file"; break; fi
+  done
+fi
+exit 0
+"""
+
+
+def _parse(text: str) -> Boot:
+    said: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, encoded = line.partition(" ")
+        said[name] = base64.b64decode(encoded, validate=True).decode(errors="replace")
+    if "container" in said:
+        return Boot(container=True)
+    loader = said["loader"].strip()
+    menu = said.get("menu", "")
+    entries = _grub_entries(menu) if loader == "grub" else _loader_entries(menu)
+    known = dict(line.split(" ", 1) for line in said.get("initramfs", "").splitlines())
+    nvidia = re.findall(r"^(\w+): (.*)$", said.get("nvidia", ""), re.MULTILINE)
+    return Boot(
+        boot_id=said["id"].strip(),
+        kernel=said["kernel"].strip(),
+        line=parse_line(said["line"]),
+        loader=loader,
+        entries=entries,
+        default=_default(menu, said.get("environment", ""), entries),
+        site=_site(loader, said.get("site")),
+        later=tuple(said.get("later", "").splitlines()),
+        recorded=tuple(said.get("recorded", "").splitlines()),
+        attempt=tuple(said.get("attempt", "").splitlines()),
+        unknown=_unknown(said["said"]),
+        modules=tuple((name, int(users)) for name, users in (line.split() for line in said["modules"].splitlines())),
+        options=(
+            *((module, option, value) for module, option, value in map(_three, said["options"].splitlines())),
+            # sysfs reads empty for these even when they are in force (gpu-node.md 2.3)
+            *(("nvidia", f"NVreg_{name}", value.strip('"')) for name, value in nvidia),
+        ),
+        filesystems=frozenset(said["filesystems"].split()),
+        kernels=tuple(said["kernels"].split()),
+        initrds=tuple(
+            Initrd(path.partition("initrd.img-")[2], identity, known.get(f"{path}:{identity}"))
+            for path, identity in (line.rsplit(" ", 1) for line in said["initrds"].splitlines())
+        ),
+        packages=tuple(said.get("packages", "").split()),
+        serving=tuple(said["serving"].split()),
+    )
+
+
+def _site(loader: str, text: str | None) -> tuple[Given, ...] | None:
+    if loader == "grub":
+        return None if text is None else grub_words(text)
+    return parse_line(text or "")
+
+
+def _three(line: str) -> tuple[str, str, str]:
+    module, option, *value = line.split(" ", 2)
+    return module, option, value[0] if value else ""
+
+
+def _grub_entries(menu: str) -> tuple[Entry, ...]:
+    entries, title = [], ""
+    for line in menu.splitlines():
+        if line.startswith("E "):
+            title = line[2:].strip()
+        elif parts := re.match(r"L\s*linux(?:efi)?\s+(\S+)(.*)", line):
+            entries.append(Entry(title, parts[1].rpartition("vmlinuz-")[2], grub_words(parts[2])))
+    return tuple(entries)
+
+
+def _joined(word: Given) -> str:
+    return word[0] if word[1] is None else f"{word[0]}={word[1]}"
+
+
+def _loader_entries(menu: str) -> tuple[Entry, ...]:
+    entries, name, version = [], "", ""
+    for line in menu.splitlines():
+        tag, _, rest = line.partition(" ")
+        if tag == "F":
+            name, version = rest, ""
+        elif tag == "V":
+            version = rest
+        else:
+            entries.append(Entry(name, version, parse_line(rest)))
+    return tuple(entries)
+
+
+def _default(menu: str, environment: str, entries: tuple[Entry, ...]) -> str:
+    """The kernel that GRUB starts next; empty where it cannot be told (a submenu by its title, another system)."""
+    saved = dict(line.split("=", 1) for line in environment.splitlines() if "=" in line)
+    chosen = [
+        value for value in re.findall(r'^D \s*set default="(.*)"', menu, re.MULTILINE) if "next_entry" not in value
+    ]
+    wanted = saved.get("next_entry") or (chosen[-1] if chosen else "")
+    if "saved_entry" in wanted:
+        wanted = saved.get("saved_entry") or "0"
+    if wanted == "0" and entries:
+        return entries[0].kernel
+    last = wanted.rpartition(">")[2]
+    return next((entry.kernel for entry in entries if last and f"'{last}'" in entry.name), "")
+
+
+def _unknown(said: str) -> tuple[str, ...] | None:
+    if "ommand line: " not in said:
+        return None
+    found = [
+        _joined(word)
+        for quoted in re.findall(r'Unknown kernel command line parameters "(.*)", will be passed', said)
+        for word in parse_line(quoted)
+        if word[0] != "BOOT_IMAGE"  # the boot loader's own
+    ]
+    return (*found, *(f"pci={option}" for option in re.findall(r"PCI: Unknown option `(.*)'", said)))
+
+
+BOOT = register(Section("boot", _SCRIPT, _parse))
+
+
+# --- what only a reboot brings ----------------------------------------------------------------------------------------
+
+
+def pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
+    """Why this node needs a reboot to be what its node file says; empty when it needs none, and in a container.
+
+    Raises CouldNotLook.
+    """
+    boot = seen.read(BOOT)
+    if boot.container:
+        return ()
+    reasons = []
+    for word in wanted.words:
+        if not holds(boot.line, word):
+            others = [value for key, value in boot.line if same_key(key, word.key) and word.key not in REPEATABLE]
+            instead = (
+                f"the kernel runs with {_joined((word.key, others[-1]))} instead of {word.text}"
+                if others
+                else (f"the kernel runs without {word.text}")
+            )
+            reasons.append(f"{instead} ({word.role}: {word.reason})")
+    reasons += [f"the kernel runs with {text}, which nothing asks for any more" for text in retired(boot, wanted)]
+    loaded = dict(boot.modules)
+    reasons += [
+        f"module {block.module} is loaded and must not be ({block.role}: {block.reason})"
+        for block in wanted.blocked
+        if block.module in loaded and not block.spared_when_used
+    ]
+    values = {(module, option): value for module, option, value in boot.options}
+    for option in wanted.options:
+        value = values.get((option.module, option.name))
+        if option.module in loaded and (value is None or not _same_value(value, option.value)):
+            runs = "without" if value is None else f"with {option.name}={value} instead of"
+            reasons.append(f"module {option.module} runs {runs} {option.text} ({option.role}: {option.reason})")
+    return tuple(reasons)
+
+
+def retired(boot: Boot, wanted: Wishes) -> tuple[str, ...]:
+    """Words in force that once were ours, that no role asks for now and that the site does not ask for either."""
+    asked = {word.text for word in wanted.words}
+    site = {Word(key, value, "", "").text for key, value in boot.site or ()}
+    running = {Word(key, value, "", "").text for key, value in boot.line}
+    return tuple(text for text in boot.recorded if text in running and text not in asked | site)
+
+
+def _same_value(one: str, other: str) -> bool:
+    """sysfs shows a boolean option as Y or N, whatever was written (kernel/params.c)."""
+    boolean = {"Y": "1", "y": "1", "N": "0", "n": "0"}
+    return boolean.get(one, one) == boolean.get(other, other)
+
+
+def noticed(seen: Snapshot) -> tuple[str, ...]:
+    """Why somebody may want to reboot this node though its node file asks for nothing; no engine waits for these."""
+    found = []
+    boot = seen.read(BOOT)
+    if boot.default and boot.default != boot.kernel:
+        found.append(f"kernel {boot.default} starts next, {boot.kernel} runs")
+    if seen.read(SYSTEM).reboot_required:
+        found.append(
+            ": ".join(
+                [
+                    "the distribution asks for it (/run/reboot-required)",
+                    *([", ".join(boot.packages)] if boot.packages else []),
+                ]
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What engines wait for: everything that roles ask of the kernel and that only a reboot brings."""
+
+    wanted: Wishes
+    reboots: bool
+    """Whether a run may reboot the node (kernel.reboot)."""
+
+    def holds_back(self, seen: Snapshot, planning: bool) -> tuple[str, ...]:
+        """Why nothing may be started or replaced now; empty when nothing speaks against it.
+
+        + planning: asked before the run begins; one that reboots has nothing to wait for when the engines' turn comes
+        """
+        if planning and self.reboots:
+            return ()
+        try:
+            return pending(seen, self.wanted)
+        except CouldNotLook as error:
+            return (f"whether it needs a reboot cannot be seen: {error}",)
