@@ -8,6 +8,7 @@ from roles.kernel.facts import SYSCTL
 
 ROLE = "kernel"
 SCRIPTS = "/usr/local/lib/gpuwright"
+CHOSEN = "/etc/gpuwright/kernel/words"
 PLUG_IN = "/etc/kernel/install.d/91-gpuwright.install"
 
 
@@ -35,8 +36,9 @@ def boot_files(seen: Boot, wanted: Wishes) -> list[atomic.File]:
         )
         found.append(atomic.File(boot.GRUB_DROP_IN, content))
     if seen.loader == "systemd-boot":
-        content = render.template(f"kernel{PLUG_IN}.j2", words=wanted.words, gone=sorted(set(recorded) - set(texts)))
-        found.append(atomic.File(PLUG_IN, content, mode="0755"))
+        content = render.template(f"kernel{CHOSEN}.j2", words=wanted.words)
+        found.append(atomic.File(CHOSEN, content))
+        found.append(atomic.File(PLUG_IN, render.static(f"kernel{PLUG_IN}"), mode="0755"))
     return found
 
 
