@@ -6,8 +6,10 @@ Role `kernel` is the one owner of all four (DESIGN section 1); every other role 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+
+from gpuwright.snapshot import Snapshot
 
 # Keys that may stand on a command line several times, each with a value of its own
 # (Documentation/admin-guide/kernel-parameters.txt; modprobe(8); kernel-command-line(7)). With every other key the kernel
@@ -81,6 +83,8 @@ class ModuleOption:
     value: str
     role: str
     reason: str
+    waits: Callable[[Snapshot], tuple[str, ...]] | None = None
+    """Why only a reboot brings it, where the machine itself tells that better than the option of the loaded module."""
 
     @property
     def text(self) -> str:

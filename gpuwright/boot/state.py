@@ -281,6 +281,9 @@ def pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
     ]
     values = {(module, option): value for module, option, value in boot.options}
     for option in wanted.options:
+        if option.waits is not None:
+            reasons += option.waits(seen)
+            continue
         value = values.get((option.module, option.name))
         if option.module in loaded and (value is None or not _same_value(value, option.value)):
             runs = "without" if value is None else f"with {option.name}={value} instead of"

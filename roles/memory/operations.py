@@ -22,11 +22,10 @@ def _faults(host: Any, spec: MemorySpec, hardware: Hardware) -> tuple[tuple[str,
     """All that is wrong, and of it what waits for a reboot."""
     try:
         seen = snapshot.read(host)
-        driver, nodes = seen.read(COHERENCE), seen.read(snapshot.NUMA)
+        found = regime.faults(spec, hardware, seen.read(COHERENCE), seen.read(snapshot.NUMA))
+        return found, regime.pending(spec, hardware, seen)
     except snapshot.CouldNotLook as error:
         return (f"seen: nothing ({error}); expected: regime {spec.regime}; do: look at the node",), ()
-    found = (spec, hardware, driver, nodes)
-    return regime.faults(*found), regime.pending(*found)
 
 
 @operation()
@@ -51,7 +50,7 @@ def _tell(state: Any, host: Any, spec: MemorySpec, hardware: Hardware) -> bool:
     for fault in found:
         waits = fault in pending
         host.log_styled(
-            f"memory: {fault}{'; this run goes on, and no engine is started or replaced until then' if waits else ''}",
+            f"memory: {fault}{'; no engine is started or replaced until then' if waits else ''}",
             fg="yellow" if waits else "red",
             log_func=logger.warning if waits else logger.error,
         )

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpuwright import numa
-from gpuwright.snapshot import MemoryNode, hbm_nodes
-from roles.memory.facts import Coherence
+from gpuwright.snapshot import NUMA, MemoryNode, Snapshot, hbm_nodes
+from roles.memory.facts import COHERENCE, Coherence
 from roles.memory.spec import MemorySpec
 
 if TYPE_CHECKING:  # the node's description is composed of the roles' own parts
@@ -68,8 +68,7 @@ def _remedy(witness: str) -> str:
     return "reboot" if "pending" in witness else "look at the driver: cat /proc/driver/nvidia/version, journalctl -k"
 
 
-def pending(
-    spec: MemorySpec, hardware: Hardware, driver: Coherence, nodes: Mapping[int, MemoryNode]
-) -> tuple[str, ...]:
-    """Why this machine's memory needs a reboot: those of its faults that one brings right."""
-    return tuple(fault for fault in faults(spec, hardware, driver, nodes) if "a reboot is pending" in fault)
+def pending(spec: MemorySpec, hardware: Hardware, seen: Snapshot) -> tuple[str, ...]:
+    """Why this machine's memory needs a reboot: those of its faults that one brings right. Raises CouldNotLook."""
+    found = faults(spec, hardware, seen.read(COHERENCE), seen.read(NUMA))
+    return tuple(fault for fault in found if "a reboot is pending" in fault)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuwright.boot import ModuleOption, Sysctl, Wishes
+from roles.memory import regime
 from roles.memory.spec import MemorySpec
 
 if TYPE_CHECKING:  # the node's description is composed of the roles' own parts
@@ -22,7 +24,15 @@ def wishes(spec: MemorySpec, hardware: Hardware) -> Wishes:
     """Nothing for machines without HBM nodes. The driver reads its mode when it is loaded."""
     if not hardware.hbm_numa_nodes:
         return Wishes()
-    option = ModuleOption("nvidia", "NVreg_CoherentGPUMemoryMode", spec.regime, ROLE, _REGIME[spec.regime])
+    # A driver that was told nothing, and shows its memory as asked, needs no reboot to be told.
+    option = ModuleOption(
+        "nvidia",
+        "NVreg_CoherentGPUMemoryMode",
+        spec.regime,
+        ROLE,
+        _REGIME[spec.regime],
+        waits=partial(regime.pending, spec, hardware),
+    )
     reclaim = Sysctl(
         "vm.zone_reclaim_mode",
         "1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwright import numa
 from gpuwright.boot import conflicts, together
 from gpuwright.snapshot import CouldNotLook, MemoryNode, Snapshot
 from gpuwright.spec.node import Hardware
@@ -72,7 +73,37 @@ def test_what_is_wrong_and_what_waits_for_a_reboot(
     assert len(found) == bool(faults)
     for words in faults:
         assert words in found[0]
-    assert len(regime.pending(spec, hardware, driver, nodes)) == waits
+    assert len(regime.pending(spec, hardware, looked(driver, nodes))) == waits
+
+
+def looked(driver: Coherence, nodes: dict[int, MemoryNode]) -> Snapshot:
+    """What a machine would have said."""
+    memory = [f"driver={'yes' if driver.driver else 'no'}"]
+    memory += [f'mode="{driver.mode}"'] if driver.mode is not None else []
+    lists = {
+        "online": frozenset(nodes),
+        "has_memory": frozenset(index for index, node in nodes.items() if node.mem_total_kib),
+        "has_cpu": frozenset(index for index, node in nodes.items() if node.cpus),
+    }
+    lines = [f"{key} {numa.listed(value)}" for key, value in lists.items()]
+    lines += [
+        f"node {index}|{node.cpus}|{node.mem_total_kib}|{node.file_pages_kib}|{node.shmem_kib}"
+        for index, node in nodes.items()
+    ]
+    return Snapshot({"memory": (0, "\n".join(memory)), "numa": (0, "\n".join([*lines, "end"]) if nodes else "end")})
+
+
+def test_the_barrier_waits_for_what_the_machine_shows_not_for_what_the_driver_was_told() -> None:
+    """A Station whose driver was told nothing and that shows its memory as nodes needs no reboot to be in regime numa."""
+    asked = wishes(MemorySpec(), STATION).options[0]
+    assert asked.waits is not None
+    assert asked.waits(looked(told(""), AS_NODES)) == ()
+    other = wishes(MemorySpec(regime="driver"), STATION).options[0]
+    assert other.waits is not None
+    assert len(other.waits(looked(told(""), AS_NODES))) == 1
+    assert other.waits(looked(told("driver"), KEPT)) == ()
+    with pytest.raises(CouldNotLook):
+        asked.waits(Snapshot({}))
 
 
 @pytest.mark.parametrize(
