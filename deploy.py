@@ -4,11 +4,13 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import connect, ownership, wishes
 from gpuwright.deploy import announce
+from gpuwright.ingress import ingress
 from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
+from roles.firewall import firewall
 from roles.gateway import gateway
 from roles.kernel import kernel, kernel_verified
 from roles.memory import memory_verified
@@ -21,8 +23,10 @@ spec = node(host)
 barrier = wishes.barrier(spec)
 announce(host, barrier)
 
-ownership.retire_roles(present=spec.roles)
+ownership.retire_roles(present=spec.roles, but=("firewall",))
 base(spec.base)
+if spec.firewall:
+    firewall(spec.firewall, ports=ingress(spec))
 if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
 # Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.
@@ -36,7 +40,8 @@ if spec.pcie:
 if spec.memory:
     memory_verified(spec.memory, hardware=spec.hardware)
 if spec.containers:
-    containers(spec.containers, gpus=spec.hardware.gpus.count)
+    containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
+ownership.retire_roles(present=spec.roles)  # a firewall goes only now that `containers` keeps neighbours away itself
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:

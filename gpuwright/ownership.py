@@ -151,16 +151,20 @@ _ROLE_ORDER = (
     "pcie",
     "nvidia",
     "kernel",
+    "firewall",
 )
 
 
-def retire_roles(present: Sequence[str]) -> None:
-    """Remove everything of roles that the node file no longer has. Evidence and weights are never recorded, so they stay."""
+def retire_roles(present: Sequence[str], but: Sequence[str] = ()) -> None:
+    """Remove everything of roles that the node file no longer has. Evidence and weights are never recorded, so they stay.
+
+    `but` are roles whose turn comes later, when another has taken over what they do.
+    """
     host = ctx_host.get()
     try:
         roles = {f.role for f in snapshot.read(host).read(snapshot.OWNED)}
     except snapshot.CouldNotLook:
         return
-    gone = sorted(roles - set(present), key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else 99)
+    gone = sorted(roles - {*present, *but}, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else 99)
     for role in gone:
         retire(role, keep=())

@@ -113,6 +113,27 @@ BASELINE = References(
     bsi=("SYS.1.1.A16", "OPS.1.1.7.A11", "OPS.1.1.1.A5", "OPS.1.1.1.A8"),
     inferred=False,
 )
+PACKET_FILTER = References(
+    "packet filter: default deny, own table",
+    cis_debian12=("4.3.8", "4.3.5", "4.3.9", "4.3.10"),
+    cis_ubuntu2404=("4.3.8", "4.3.5", "4.3.9", "4.3.10"),
+    cis_docker=("2.4",),
+    nist_r2=("3.13.1", "3.13.6"),
+    nist_r3=("03.13.01", "03.13.06"),
+    cmmc=("SC.L2-3.13.1", "SC.L2-3.13.6"),
+    bsi=("SYS.1.1.A19", "NET.3.2.A2", "NET.3.2.A3"),
+    inferred=False,
+)
+EGRESS = References(
+    "packet filter: egress allow-list",
+    cis_debian12=("4.3.7",),
+    cis_ubuntu2404=("4.3.7",),
+    nist_r2=("3.1.3", "3.13.6"),
+    nist_r3=("03.01.03", "03.13.06"),
+    cmmc=("AC.L2-3.1.3", "SC.L2-3.13.6"),
+    bsi=("NET.3.2.A2",),
+    inferred=True,
+)
 LISTENERS = References(
     "listeners: only expected ports on expected addresses",
     cis_debian12=("2.1.22",),

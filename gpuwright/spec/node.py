@@ -10,6 +10,7 @@ from gpuwright.spec.base import Profile, Size, Strict
 from roles.base.spec import BaseSpec
 from roles.containers.spec import ContainersSpec
 from roles.engine.spec import EngineSpec
+from roles.firewall.spec import FirewallSpec
 from roles.gateway.spec import GatewaySpec
 from roles.kernel.spec import KernelSpec
 from roles.memory.spec import MemorySpec
@@ -81,6 +82,7 @@ class NodeSpec(Strict):
         description="true: somebody can reach this machine's console without its network (BMC, serial line); asked for by strict",
     )
     base: BaseSpec = BaseSpec()
+    firewall: FirewallSpec | None = None
     kernel: KernelSpec | None = None
     pcie: PcieSpec | None = None
     memory: MemorySpec | None = None
@@ -92,5 +94,5 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
+        optional = ("firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
         return ("base", *(role for role in optional if getattr(self, role) is not None))

@@ -70,11 +70,12 @@ SERVICE_FILES = (
 
 
 @deploy("Containers")
-def containers(spec: ContainersSpec, gpus: int = 0) -> None:
+def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> None:
     """Install Docker, configure it, and keep it from being upgraded by accident.
 
     + spec: the role's settings
     + gpus: how many GPUs containers shall reach (through CDI)
+    + firewall: the node has a firewall, which keeps neighbours away from containers, too
 
     Raises OperationError before anything changes when the host has a Docker that cannot be made what is asked.
     """
@@ -98,7 +99,8 @@ def containers(spec: ContainersSpec, gpus: int = 0) -> None:
 
     wanted = [*SERVICE_FILES, *authorities(spec.registries)]
     files(name="Write Docker's drop-in and registry certificates", role=ROLE, files=wanted)
-    operations.neighbour_guard(name="Keep neighbours away from containers (Docker before 28)", files=GUARD_FILES)
+    if not firewall:
+        operations.neighbour_guard(name="Keep neighbours away from containers (Docker before 28)", files=GUARD_FILES)
     operations.daemon_json(name="Merge /etc/docker/daemon.json", spec=spec, gpus=gpus)
     operations.docker_running(name="Run docker.service with its daemon.json")
 
@@ -107,7 +109,7 @@ def containers(spec: ContainersSpec, gpus: int = 0) -> None:
         ROLE,
         keep=[
             *(file.owned for file in (*sources, *wanted)),
-            *(guard if operations.guard_wanted(docker.oldest_version) else ()),
+            *(guard if not firewall and operations.guard_wanted(docker.oldest_version) else ()),
             Owned("file", APPLIED),
             *(Owned("hold", package) for package in DOCKER_PACKAGES),
         ],

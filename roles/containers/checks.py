@@ -171,7 +171,8 @@ def _guarded(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 def _drops(entries: list[dict[str, Any]]) -> tuple[bool, bool]:
     """Whether prerouting drops what comes from outside for 127.0.0.0/8, and whether forwarding to a bridge ends in a drop."""
-    hooks = {(c["family"], c["table"], c["name"]): c["hook"] for c in (entry.get("chain") for entry in entries) if c}
+    chains = [entry["chain"] for entry in entries if "chain" in entry]
+    hooks = {(c["family"], c["table"], c["name"]): c["hook"] for c in chains}
     rules: dict[tuple[str, str, str], list[list[dict[str, Any]]]] = {}
     for rule in (entry.get("rule") for entry in entries):
         if rule:
@@ -188,7 +189,8 @@ def _drops(entries: list[dict[str, Any]]) -> tuple[bool, bool]:
         hook == "prerouting" and any(drops_loopback(expr) for expr in rules.get(chain, []))
         for chain, hook in hooks.items()
     )
-    forwarded = False
+    # A table for both families whose policy is to drop: role firewall's, which lets nothing through to a bridge.
+    forwarded = any(c["family"] == "inet" and c["hook"] == "forward" and c["policy"] == "drop" for c in chains)
     for chain, hook in hooks.items():
         # Docker's own isolation chains live in tables of family ip; what they drop is between bridges.
         if hook != "forward" or chain[0] == "ip":

@@ -19,6 +19,8 @@ _GATEWAY = "gpuwright-gateway.service"
 _CADDYFILE = "/etc/gpuwright/gateway/Caddyfile"
 _KEYS = "/etc/gpuwright/gateway/keys.caddy"
 _LOG = "/var/log/gpuwright-gateway/access.log"
+_FIREWALL = "gpuwright-firewall.service"
+_RELOAD_FIREWALL = f"systemctl reload {_FIREWALL}"
 _RESTART = f"systemctl reset-failed {_UNIT}; systemctl restart {_UNIT}"
 
 # docker.service allows three starts a minute.
@@ -81,6 +83,12 @@ def _foreign(flags: str) -> Sabotage:
     )
 
 
+def _rules(nft: str, also: dict[str, str] | None = None) -> Sabotage:
+    """The packet filter changed by hand, as it is loaded."""
+    changed = {"GPW-FIRE-003": "any change by hand makes the rules others than the node file's"}
+    return Sabotage(f"nft {shlex.quote(nft)}", _RELOAD_FIREWALL, changed | (also or {}), heals=True)
+
+
 def _apt(text: str) -> Sabotage:
     file = "/etc/apt/apt.conf.d/99sabotage"
     return Sabotage(f"printf {shlex.quote(text)} >{file}", f"rm {file}")
@@ -141,9 +149,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-BASE-009": Sabotage("useradd sabotage; passwd --delete sabotage", "userdel sabotage"),
     "GPW-BASE-010": Sabotage("useradd --non-unique --uid 1 sabotage", "sed -i /^sabotage:/d /etc/passwd /etc/shadow"),
     "GPW-BASE-011": Sabotage(
-        # read again at the next start of the guard only
-        "mv /etc/gpuwright/containers/neighbour.nft /run/",
-        "mv /run/neighbour.nft /etc/gpuwright/containers/",
+        # read again at the next start of nftables.service only
+        "mv /usr/local/lib/gpuwright/nftables-conf /var/tmp/",
+        "mv /var/tmp/nftables-conf /usr/local/lib/gpuwright/",
         heals=True,
     ),
     "GPW-BASE-012": _mode("/etc/systemd/journald.conf.d/gpuwright.conf", "0666", "0644", heals=True),
@@ -152,6 +160,24 @@ SABOTAGES: dict[str, Sabotage] = {
         "systemctl reset-failed gpuwright-sabotage",
     ),
     "GPW-BASE-014": Sabotage(f"touch /etc/systemd/system/{_GATEWAY}", "systemctl daemon-reload", heals=True),
+    # --- firewall
+    "GPW-FIRE-001": _rules("chain inet gpuwright input { policy accept; }"),
+    "GPW-FIRE-002": _rules(
+        "chain inet gpuwright forward { policy accept; }",
+        {"GPW-CONT-011": "it is this policy that keeps neighbours from containers, too"},
+    ),
+    "GPW-FIRE-003": Sabotage(
+        "nft insert rule inet gpuwright input tcp dport 9999 accept", _RELOAD_FIREWALL, heals=True
+    ),
+    "GPW-FIRE-004": Sabotage(
+        f"systemctl disable --quiet {_FIREWALL}", f"systemctl enable --quiet {_FIREWALL}", heals=True
+    ),
+    "GPW-FIRE-005": _drop_in(
+        "nftables.service", "[Service]\\nExecReload=\\nExecReload=/usr/sbin/nft -f /etc/nftables.conf\\n"
+    ),
+    "GPW-FIRE-006": Sabotage("mkdir /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf", "rm -r /etc/ufw"),
+    "GPW-FIRE-007": _rules("insert rule inet gpuwright from_containers accept"),
+    "GPW-FIRE-008": _rules("insert rule inet gpuwright input tcp dport 22 accept"),
     # --- containers
     "GPW-CONT-001": Sabotage(
         "systemctl disable --quiet docker.service", "systemctl enable --quiet docker.service", heals=True
@@ -174,9 +200,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-CONT-008": _mode("/etc/docker/daemon.json", "0666", "0644"),
     "GPW-CONT-009": _daemon('."userland-proxy" = true', f"systemctl stop {_UNIT}; {_RESTART_DOCKER}; {_RESTART}"),
     "GPW-CONT-010": Sabotage("apt-mark unhold containerd", "apt-mark hold containerd", heals=True),
-    "GPW-CONT-011": Sabotage(
-        "nft delete table inet gpuwright_containers", "systemctl restart gpuwright-neighbour-guard.service", heals=True
-    ),
+    "GPW-CONT-011": _rules("flush chain inet gpuwright arrival"),
     "GPW-CONT-012": _foreign("--privileged --network none"),
     "GPW-CONT-013": _foreign("--network host"),
     "GPW-CONT-014": _foreign("--publish 0.0.0.0:18998:8000"),
@@ -361,4 +385,12 @@ NOT_IN_THE_LAB: dict[str, str] = {
 }
 
 # One of each kind: a host setting, a daemon's setting, the kernel's table, weights, a container, the gateway.
-SAMPLE = ("GPW-BASE-002", "GPW-CONT-002", "GPW-CONT-011", "GPW-MODL-003", "GPW-ENGN-005", "GPW-GATE-012")
+SAMPLE = (
+    "GPW-BASE-002",
+    "GPW-CONT-002",
+    "GPW-CONT-011",
+    "GPW-FIRE-002",
+    "GPW-MODL-003",
+    "GPW-ENGN-005",
+    "GPW-GATE-012",
+)

@@ -12,6 +12,7 @@ from gpuwright.spec.rules import (
     compatibility,
     containers,
     engines,
+    firewall,
     gateway,
     hardening,
     hardware,
@@ -32,6 +33,7 @@ RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *models.RULES,
     *engines.RULES,
     *gateway.RULES,
+    *firewall.RULES,
     compatibility.check,
 )
 

@@ -15,6 +15,7 @@ import sabotage
 EVERY = controls.every()
 ROLE = {
     "BASE": "base",
+    "FIRE": "firewall",
     "PCIE": "pcie",
     "MEMO": "memory",
     "CONT": "containers",

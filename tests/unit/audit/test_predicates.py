@@ -16,10 +16,12 @@ import yaml
 from gpuwright.audit import controls
 from gpuwright.audit.control import Outcome
 from gpuwright.audit.judge import judge_all
+from gpuwright.ingress import ingress
 from gpuwright.snapshot import Snapshot
 from gpuwright.spec.fleet import collect
 from gpuwright.upstreams import upstreams
 from roles.engine import container, model_directory
+from roles.firewall import table
 from roles.gateway import keys
 from roles.gateway.caddyfile import configuration
 from roles.memory.spec import MemorySpec
@@ -48,6 +50,8 @@ def spec(tmp_path_factory):
     settings = {
         "base.unattended_upgrades": True,
         "models.numa_nodes": "0",
+        "firewall.ssh": ["10.83.0.0/24"],
+        "firewall.gateway": ["0.0.0.0/0", "::/0"],
         "gateway.caddy.file": str(directory / "caddy"),
         "gateway.keys_file": str(directory / "keys.yaml"),
     }
@@ -75,6 +79,7 @@ def answers(spec):
     expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=11)
     values = {
         "@CONFIG@": config,
+        "@RULES@": hashlib.sha256(table.rules(spec.firewall, ingress(spec))).hexdigest(),
         "@IDENTITY@": identity,
         "@CADDY@": hashlib.sha256(Path(spec.gateway.caddy.file).read_bytes()).hexdigest(),
         "@EXPIRES@": f"{expires:%b %d %H:%M:%S %Y GMT}",
@@ -157,6 +162,18 @@ DOCTORED = {
     "GPW-CONT-008": [("audit-docker-access", "file 644 root root", "file 644 alice root")],
     "GPW-CONT-009": [("audit-docker-access", r"\Z", "\nproxy /usr/bin/docker-proxy -proto tcp")],
     "GPW-CONT-010": [("audit-docker-access", "\nheld docker.io", "")],
+    "GPW-FIRE-001": [
+        ("audit-firewall-table", '"input", "prio": 0, "policy": "drop"', '"input", "prio": 0, "policy": "accept"')
+    ],
+    "GPW-FIRE-002": [("audit-firewall-table", '"prio": -10, "policy": "drop"', '"prio": -10, "policy": "accept"')],
+    "GPW-FIRE-003": [("audit-firewall-table", r'\{"accept": null\}', '{"drop": null}')],
+    "GPW-FIRE-004": [("units", "(Id=gpuwright-firewall[^\n]*\n(?:[^\n]+\n)*?UnitFileState=)enabled", r"\1disabled")],
+    "GPW-FIRE-005": [("audit-firewall-others", "nftables Stop .*", "nftables Stop /usr/sbin/nft flush ruleset")],
+    "GPW-FIRE-006": [("audit-firewall-others", r"\Z", "\nfirewalld is active")],
+    "GPW-FIRE-007": [
+        ("audit-firewall-table", r'(?s)(.*"chain": "from_containers".*?)\{"drop": null\}', r'\1{"accept": null}')
+    ],
+    "GPW-FIRE-008": [("audit-firewall-table", r'\{"match": [^\n]*"saddr"[^\n]*?"len": 24\}{4}, (?=[^\n]*"dport")', "")],
     "GPW-CONT-011": [("audit-docker-drops", '"127.0.0.0"', '"10.0.0.0"')],
     "GPW-CONT-012": [("audit-containers", '"privileged":false', '"privileged":true')],
     "GPW-CONT-013": [("audit-containers", '"pid_mode":""', '"pid_mode":"host"')],
@@ -256,7 +273,8 @@ DOCTORED = {
     "GPW-GATE-023": [("audit-gateway-files", "600 gpuwright-gateway", "604 gpuwright-gateway")],
 }
 
-ALSO = {"GPW-ENGN-019": {"GPW-ENGN-018"}}
+# Rules changed in the kernel are always others than the node file's.
+ALSO = {"GPW-ENGN-019": {"GPW-ENGN-018"}} | {f"GPW-FIRE-00{number}": {"GPW-FIRE-003"} for number in (1, 2, 7, 8)}
 
 
 def changed(answers, changes):
