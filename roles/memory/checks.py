@@ -162,7 +162,9 @@ def _place(engine: Engine, placed: Placed, nodes: dict[int, MemoryNode]) -> tupl
     elif not engine.gpus:
         return None, "it has no GPU"
     else:
-        found = [placed.gpus.get(index, -1) for index in engine.gpus]
+        if missing := [index for index in engine.gpus if index not in placed.gpus]:
+            raise CouldNotLook(f"nvidia-smi lists no GPU {', '.join(map(str, missing))}")
+        found = [placed.gpus[index] for index in engine.gpus]
         if not set(found) <= with_memory:
             return None, "the firmware does not tell where its GPUs hang"
         wanted = frozenset(found)

@@ -119,6 +119,18 @@ def test_a_node_that_is_not_there_is_refused(node: Node) -> None:
     )
 
 
+def test_a_configuration_that_is_not_in_place_yet_is_checked_and_leaves_no_trace(node: Node) -> None:
+    machine(node, SOCKETS, {})
+    node.configure(numa_nodes="1")
+    accepted(node)
+    before = placement(node)
+    node.configure(numa_nodes="0,2")
+    status, output = node.run("engine-prestart", "--check", str(node.path("etc/gpuwright/engines/main.conf")))
+    assert status == 1
+    assert output.startswith("seen: no memory node 2 on this machine")
+    assert placement(node) == before
+
+
 def test_where_hbm_is_a_memory_node_nothing_is_confined(node: Node) -> None:
     machine(node, {0: "0-71", 2: "72-143"}, {NEAR: "0", FAR: "2"})
     hbm(node, 1, file_pages_kib=0)
