@@ -5,6 +5,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpuwright import connect, ownership, wishes
 from gpuwright.deploy import announce
 from gpuwright.ingress import ingress
+from gpuwright.peers import peer_groups
 from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
 from roles.base import base
@@ -30,8 +31,9 @@ if spec.firewall:
 if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
 # Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.
+peers = peer_groups(spec)
 if spec.pcie:
-    pcie(spec.pcie, hardware=spec.hardware)
+    pcie(spec.pcie, hardware=spec.hardware, peers=peers)
 if spec.kernel:
     kernel(spec.kernel, wishes=barrier.wanted)
     kernel_verified(spec.kernel, wishes=barrier.wanted)
@@ -45,6 +47,7 @@ ownership.retire_roles(present=spec.roles)  # a firewall goes only now that `con
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:
-    engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier)
+    judged = [group.engine for group in peers]
+    engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier, judged=judged)
 if spec.gateway:
     gateway(spec.gateway, engines=upstreams(spec.engine))

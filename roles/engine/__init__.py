@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pyinfra.api import deploy
@@ -31,12 +32,15 @@ SCRIPTS = (
 
 
 @deploy("Engine")
-def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware, barrier: Barrier) -> None:
+def engine(
+    spec: EngineSpec, models: ModelsSpec, hardware: Hardware, barrier: Barrier, judged: Collection[str] = ()
+) -> None:
     """Make the node's engines what `spec` says, and leave alone what serves as it should.
 
+    `judged` are the engines between whose GPUs role pcie judges P2P: they run without it unless the verdict is good.
     Evidence is nobody's to remove: an engine that is retired leaves its folder in /var/lib/gpuwright/evidence.
     """
-    engines = [wanted(name, one, spec, models) for name, one in spec.engines.items()]
+    engines = [wanted(name, one, spec, models, judged=name in judged) for name, one in spec.engines.items()]
     scripts = [
         atomic.File(f"{operations.SCRIPTS}/{name}", render.static(f"engine{operations.SCRIPTS}/{name}"), mode="0755")
         for name in SCRIPTS
@@ -57,8 +61,9 @@ def engine(spec: EngineSpec, models: ModelsSpec, hardware: Hardware, barrier: Ba
     host = ctx_host.get()
     for turn in host.loop([other.name for other in ctx_state.get().inventory]):
         if turn == host.name and operations.may_have_to_replace(host, engines):
+            why = operations.verdicts_that_replace(host, engines)
             operations.replace(
-                name=f"Replace serving engines on {turn}", engines=engines, barrier=barrier, _serial=True
+                name=f"Replace serving engines on {turn}{why}", engines=engines, barrier=barrier, _serial=True
             )
 
 
@@ -76,10 +81,11 @@ def image_job(name: str, one: Engine, nodes: str | None) -> atomic.File:
     return atomic.File(f"/etc/systemd/system/gpuwright-image-{name}.service", text)
 
 
-def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec) -> operations.Wanted:
+def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec, judged: bool = False) -> operations.Wanted:
     """Engine `name` as it must be on the node: its files and everything else that is owned with it."""
     directory = model_directory(one.model, models)
     config = container.configuration(name, one, directory)
+    separation = container.separation(one) if judged else None
     conf = render.template(
         "engine/etc/gpuwright/engines/engine.conf.j2",
         name=name,
@@ -91,15 +97,22 @@ def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec) -> oper
         container=container.docker_arguments(name, one, directory),
         command=container.command_line(one),
         tool_choice=container.tool_choice(one),
+        separation=separation,
+        without_p2p=[f"--env={key}={value}" for key, value in separation.all_environment.items()] if separation else [],
     )
     unit = render.template(
-        "engine/etc/systemd/system/engine.service.j2", name=name, engine=one, model_directory=directory
+        "engine/etc/systemd/system/engine.service.j2",
+        name=name,
+        engine=one,
+        model_directory=directory,
+        separation=separation,
     )
     return operations.Wanted(
         name=name,
         repository=one.image.repository,
         digest=one.image.digest or "",
         config=config,
+        separation=separation.label if separation else None,
         manifest=f"{directory}.manifest.json",
         files=(
             atomic.File(f"/etc/gpuwright/engines/{name}.conf", conf),

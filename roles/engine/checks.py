@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuwright.audit import references as ref
-from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
+from gpuwright.audit.control import Control, Verdict, judged, manual, not_applicable, without
 from gpuwright.audit.docker import CONTAINERS, IMAGES, Container
 from gpuwright.audit.processes import unfiltered
 from gpuwright.audit.systemd import blocks, seconds
-from gpuwright.snapshot import NUMA, Section, Snapshot
+from gpuwright.peers import VERDICTS, peer_groups
+from gpuwright.snapshot import NUMA, CouldNotLook, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from roles.engine import container as wanted_container
 from roles.engine import model_directory
@@ -604,6 +605,41 @@ def _hbm_clean(seen: Snapshot, spec: NodeSpec) -> Verdict:
     return without(faults, f"at most {limit} KiB of file pages on each HBM node", f"{len(hbm)} HBM nodes")
 
 
+def _p2p_as_judged(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    several = {name: engine for name, engine in _engines(spec).items() if len(engine.gpus) > 1}
+    if not several:
+        return not_applicable("every engine has at most one GPU")
+    if not peer_groups(spec):
+        why = f"pcie.p2p.mode is off: {spec.pcie.p2p.off_reason}" if spec.pcie else "the node file has no role pcie"
+        return manual(
+            f"P2P between the GPUs of {', '.join(several)} is not judged ({why}); compare bytes copied between every two "
+            "GPUs and run an all-reduce of every group size yourself, or let role pcie do it"
+        )
+    verdicts = seen.read(VERDICTS)
+
+    def fault(name: str, engine: Engine, container: Container) -> str:
+        if len(engine.gpus) < 2:
+            return ""
+        verdict = verdicts[name]
+        if verdict.word == "unknown":
+            raise CouldNotLook(f"{name}: {verdict.sentence}")
+        apart = wanted_container.separation(engine)
+        label = container.labels.get("gpuwright.p2p", "")
+        own = {*engine.environment, *(flag.partition("=")[0] for flag in engine.settings.extra_flags)}
+        added = {*apart.all_environment, *apart.arguments} - own
+        there = added & {*container.environment, *container.arguments}
+        if verdict.word == "good":
+            extra = ", ".join(sorted(there)) or (label and "its label gpuwright.p2p")
+            return f"the verdict is good, and it runs with {extra}" if extra else ""
+        if absent := added - there:
+            return (
+                f"the verdict is {verdict.word} ({verdict.sentence}), and it runs without {', '.join(sorted(absent))}"
+            )
+        return "" if label == apart.label else f"its label gpuwright.p2p is {label or 'absent'}, not {apart.label}"
+
+    return _of_containers(seen, spec, "P2P exactly where the verdict that holds now is good", fault)
+
+
 # --- the list -------------------------------------------------------------------------------------------------------
 
 _CONVERGE = "pyinfra INVENTORY deploy.py, which replaces the engine when it differs"
@@ -957,5 +993,16 @@ CONTROLS = (
         predicate=_hbm_clean,
         remedy="find what reads files without NUMAPolicy=bind to the CPU nodes; the drop comes before every start",
         risk="dropping the page cache slows file reads for a while",
+    ),
+    Control(
+        id="GPW-ENGN-033",
+        title="An engine's GPUs use P2P exactly while the verdict on it is good.",
+        reason="NCCL and the engine's own all-reduce use it each in its way; where it is bad they hang or return other "
+        "bytes, and turning off one of them moves the fault to the other (vllm#51513).",
+        severity="critical",
+        observed=(CONTAINERS, VERDICTS),
+        predicate=_p2p_as_judged,
+        remedy=_CONVERGE,
+        risk=f"{_OUTAGE}, and its GPUs are judged again",
     ),
 )

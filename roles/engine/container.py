@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from roles.engine.spec import Engine, SglangSettings, VllmSettings
 
@@ -36,6 +38,55 @@ ENVIRONMENT = {
     # GPUs come through CDI only; images set this to "all" for the older hook.
     "NVIDIA_VISIBLE_DEVICES": "void",
 }
+
+
+# What uses P2P, and what turns each off; one verdict decides on all of them (gpu-node.md 0.6, vllm#51513). Some
+# programs only look whether NCCL_P2P_DISABLE is set, so it is never set to 0 (unsloth#10613). NCCL_CUMEM_ENABLE: without P2P, NCCL hung on
+# RTX PRO 6000 until it was set (gardenlinux#4556).
+_NCCL_WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "1"}
+# All-reduces that vLLM 0.32.0 chooses beside its custom one (device_communicators/cuda_communicator.py, envs.py).
+_VLLM_WITHOUT_P2P = {
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+}
+
+
+@dataclass(frozen=True)
+class Separation:
+    """What an engine gets in addition while its GPUs must not use P2P."""
+
+    nccl: dict[str, str]
+    environment: dict[str, str]
+    arguments: tuple[str, ...]
+
+    @property
+    def all_environment(self) -> dict[str, str]:
+        """NCCL's variables and the engine's own."""
+        return {**self.nccl, **self.environment}
+
+    @property
+    def label(self) -> str:
+        """Value of the label ``gpuwright.p2p`` of a container that was made with it; one made without has no such label."""
+        parts = json.dumps([self.nccl, self.environment, self.arguments], sort_keys=True)
+        return f"off-{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
+
+
+def separation(engine: Engine) -> Separation:
+    """How this engine runs without P2P between its GPUs."""
+    if isinstance(engine.settings, VllmSettings):
+        return Separation(_NCCL_WITHOUT_P2P, _VLLM_WITHOUT_P2P, ("--disable-custom-all-reduce",))
+    arguments = ["--disable-custom-all-reduce"]
+    # An older SGLang does not know the flag and would not start; FlashInfer's fusion is its own choice on some cards.
+    if _is_at_least(engine.versions.get("sglang") or engine.image.tag or "", (0, 5, 23)):
+        arguments.append("--enforce-disable-flashinfer-allreduce-fusion")
+    return Separation(_NCCL_WITHOUT_P2P, {}, tuple(arguments))
+
+
+def _is_at_least(text: str, version: tuple[int, ...]) -> bool:
+    found = re.match(r"v?(\d+(?:\.\d+)+)", text)
+    return found is not None and tuple(int(part) for part in found[1].split(".")) >= version
 
 
 def cache_directory(name: str, engine: Engine) -> str:

@@ -34,6 +34,7 @@ class EngineState:
     oom_killed: bool = False
     config: str = ""
     image: str = ""
+    separation: str = ""
     evidence: tuple[Attempt, ...] = ()
 
     @property
@@ -59,7 +60,7 @@ def _parse_engines(text: str) -> dict[str, EngineState]:
         elif tag == "S":
             found["ready"], found["released"] = rest
         elif tag == "C":
-            keys = ("container", "status", "pid", "exit", "oom", "config", "image")
+            keys = ("container", "status", "pid", "exit", "oom", "config", "image", "separation")
             found.update(zip(keys, rest, strict=True))
         elif tag == "E":
             evidence.setdefault(name, []).append(Attempt(rest[1], int(rest[0])))
@@ -82,6 +83,7 @@ def _parse_engines(text: str) -> dict[str, EngineState]:
             oom_killed=found.get("oom") == "true",
             config=found.get("config", ""),
             image=found.get("image", ""),
+            separation=found.get("separation", ""),
             evidence=tuple(evidence.get(name, ())),
         )
         for name, found in values.items()
@@ -107,7 +109,7 @@ for file in *.conf; do
 done
 command -v docker >/dev/null || exit 0
 ids=$(docker container ls --all --quiet --filter label=gpuwright.engine) || exit 0
-[ -z "$ids" ] || docker container inspect --format 'C|{{index .Config.Labels "gpuwright.engine"}}|{{.Id}}|{{.State.Status}}|{{.State.Pid}}|{{.State.ExitCode}}|{{.State.OOMKilled}}|{{index .Config.Labels "gpuwright.config"}}|{{index .Config.Labels "gpuwright.image"}}' $ids
+[ -z "$ids" ] || docker container inspect --format 'C|{{index .Config.Labels "gpuwright.engine"}}|{{.Id}}|{{.State.Status}}|{{.State.Pid}}|{{.State.ExitCode}}|{{.State.OOMKilled}}|{{index .Config.Labels "gpuwright.config"}}|{{index .Config.Labels "gpuwright.image"}}|{{index .Config.Labels "gpuwright.p2p"}}' $ids
 exit 0
 """,
         _parse_engines,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpuwright import atomic, snapshot
 from gpuwright.boot import Barrier
 from gpuwright.ownership import Owned
+from gpuwright.peers import VERDICTS, PeerVerdict
 from gpuwright.watched import Watched
 from roles.engine.facts import ENGINES, IMAGES, EngineState, image_present
 
@@ -30,6 +32,8 @@ class Wanted:
     repository: str
     digest: str
     config: str
+    separation: str | None
+    """Label ``gpuwright.p2p`` of a container without P2P; None where P2P is not judged."""
     manifest: str
     files: tuple[atomic.File, ...]
     claims: tuple[Owned, ...]
@@ -96,10 +100,38 @@ def _states(host: Any) -> dict[str, EngineState]:
         return {}
 
 
-def _to_replace(states: dict[str, EngineState], engines: Sequence[Wanted]) -> list[Wanted]:
+def _verdicts(host: Any) -> Mapping[str, PeerVerdict]:
+    try:
+        # An engine that nothing on the node judges yet is one that was never judged.
+        return defaultdict(lambda: PeerVerdict("missing", "never judged"), snapshot.read(host).read(VERDICTS))
+    except snapshot.CouldNotLook as error:
+        unknown = PeerVerdict("unknown", str(error))
+        return defaultdict(lambda: unknown)
+
+
+def _runs_as_it_should(state: EngineState, engine: Wanted, verdicts: Mapping[str, PeerVerdict]) -> bool:
+    """Whether its container is made of what the node file says, and uses P2P as the verdict says that holds now.
+
+    A verdict that no longer holds counts as a difference: the GPUs can be judged again only while the engine is down.
+    Where nobody can look at the verdict, what runs stays.
+    """
+    if state.config != engine.config:
+        return False
+    if engine.separation is None:
+        return not state.separation
+    verdict = verdicts[engine.name]
+    if verdict.word == "unknown":
+        return True
+    return verdict.tried and state.separation == ("" if verdict.word == "good" else engine.separation)
+
+
+def _to_replace(
+    states: dict[str, EngineState], verdicts: Mapping[str, PeerVerdict], engines: Sequence[Wanted]
+) -> list[Wanted]:
     """Engines that serve with another configuration. What runs is asked, not what is on disk: a run killed between a
     change and its restart is healed by the next one."""
-    return [e for e in engines if e.name in states and states[e.name].serving and states[e.name].config != e.config]
+    found = [(states[engine.name], engine) for engine in engines if engine.name in states]
+    return [engine for state, engine in found if state.serving and not _runs_as_it_should(state, engine, verdicts)]
 
 
 def _held_back(host: Any, barrier: Barrier, engines: Sequence[Wanted]) -> bool:
@@ -117,8 +149,8 @@ def _held_back(host: Any, barrier: Barrier, engines: Sequence[Wanted]) -> bool:
     return True
 
 
-def _is_up(state: EngineState | None, engine: Wanted) -> bool:
-    return state is not None and state.serving and state.config == engine.config
+def _is_up(state: EngineState | None, engine: Wanted, verdicts: Mapping[str, PeerVerdict]) -> bool:
+    return state is not None and state.serving and _runs_as_it_should(state, engine, verdicts)
 
 
 # What is known of an engine that the node does not know.
@@ -137,12 +169,12 @@ def start(engines: Sequence[Wanted], wait_for_weights: bool, barrier: Barrier) -
     A serving engine with another configuration is left alone, on disk too: that is `replace`'s work.
     """
     host = ctx_host.get()
-    states = _states(host)
-    later = _to_replace(states, engines)
+    states, verdicts = _states(host), _verdicts(host)
+    later = _to_replace(states, verdicts, engines)
     mine = [engine for engine in engines if engine not in later]
     files = [file for engine in mine for file in engine.files]
     wrong, unrecorded = atomic.pending(host, files, [claim for engine in mine for claim in engine.claims])
-    down = [engine for engine in mine if not _is_up(states.get(engine.name), engine)]
+    down = [engine for engine in mine if not _is_up(states.get(engine.name), engine, verdicts)]
     if not wrong and not unrecorded and not down:
         host.noop(f"{len(mine)} engines serve with what they should")
         return
@@ -223,9 +255,23 @@ class Replacement(Watched):
 
 def may_have_to_replace(host: Any, engines: Sequence[Wanted]) -> bool:
     """Whether an engine of the node could be found serving with another configuration when `replace`'s turn comes."""
-    states = _states(host)
+    states, verdicts = _states(host), _verdicts(host)
     found = [(states[engine.name], engine) for engine in engines if engine.name in states]
-    return any(state.active not in ("inactive", "failed") and state.config != engine.config for state, engine in found)
+    return any(
+        state.active not in ("inactive", "failed") and not _runs_as_it_should(state, engine, verdicts)
+        for state, engine in found
+    )
+
+
+def verdicts_that_replace(host: Any, engines: Sequence[Wanted]) -> str:
+    """For the plan: which serving engines only differ in P2P, and why; empty when there is none."""
+    states, verdicts = _states(host), _verdicts(host)
+    said = [
+        f"{engine.name}: P2P verdict {verdicts[engine.name].word}, {verdicts[engine.name].sentence}"
+        for engine in _to_replace(states, verdicts, engines)
+        if states[engine.name].config == engine.config and engine.separation
+    ]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 @operation()
@@ -240,7 +286,7 @@ def replace(engines: Sequence[Wanted], barrier: Barrier) -> Generator[PyinfraCom
     every further host is refused.
     """
     host = ctx_host.get()
-    turn = _to_replace(_states(host), engines)
+    turn = _to_replace(_states(host), _verdicts(host), engines)
     if not turn:
         host.noop("no serving engine has another configuration than it should")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyinfra import logger
@@ -12,9 +13,10 @@ from gpuwright import snapshot
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import retire
 from gpuwright.packages import installed
+from gpuwright.peers import PeerGroup
 from gpuwright.render import static, template
 from gpuwright.units import running
-from roles.pcie import operations
+from roles.pcie import operations, p2p
 from roles.pcie.facts import TOPOLOGY, Topology
 from roles.pcie.judgement import redirecting
 from roles.pcie.spec import PcieSpec
@@ -42,20 +44,25 @@ CONSEQUENCES = {
 
 
 @deploy("PCIe")
-def pcie(spec: PcieSpec, hardware: Hardware) -> None:
-    """Say what the IOMMU's mode costs, and keep ACS redirect cleared on the bridges above accelerators, at every boot.
+def pcie(spec: PcieSpec, hardware: Hardware, peers: Sequence[PeerGroup]) -> None:
+    """Say what the IOMMU's mode costs, keep ACS redirect cleared on the bridges above accelerators, at every boot, and put in
+    place what judges P2P before engines of several GPUs start.
 
     + spec: the role's settings
     + hardware: how accelerators are told from other devices
+    + peers: GPUs between which P2P is judged
 
     The mode itself is words on the kernel command line, which role `kernel` writes. Raises OperationError, before anything
     changes, on a host with VFIO guests.
     """
     host = ctx_host.get()
     seen = snapshot.read(host)
+    judging = p2p.files(spec.p2p, peers)
+    kept = [*(file.owned for file in judging), *(p2p.CLAIMS if judging else ())]
     if seen.read(snapshot.SYSTEM).is_container:
         logger.info(f"{host.print_prefix}pcie: not applicable, the host is a container and has its machine's bus")
-        retire(ROLE, keep=())
+        retire(ROLE, keep=kept)
+        judge_p2p(judging, peers)
         return
     try:
         topology = seen.read(TOPOLOGY)
@@ -82,7 +89,17 @@ def pcie(spec: PcieSpec, hardware: Hardware) -> None:
             units=[UNIT],
             stale=lambda later: [UNIT] if redirecting(later.read(TOPOLOGY), hardware) else (),
         )
-    retire(ROLE, keep=[file.owned for file in wanted])
+    retire(ROLE, keep=[*(file.owned for file in wanted), *kept])
+    judge_p2p(judging, peers)
+
+
+def judge_p2p(judging: Sequence[File], peers: Sequence[PeerGroup]) -> None:
+    """Put in place what judges. Nothing is judged here: engines want the unit when they start, with their image on the node
+    and their GPUs idle."""
+    if judging:
+        installed(name="Install what P2P scripts use: jq, pciutils", packages=["jq", "pciutils"])
+        engines = ", ".join(group.engine for group in peers)
+        files(name=f"Write what judges P2P of engines {engines}", role=ROLE, files=judging, claims=p2p.CLAIMS)
 
 
 @deploy("PCIe verified")

@@ -9,6 +9,7 @@ from gpuwright.audit.systemd import blocks
 from gpuwright.snapshot import SYSTEM, CouldNotLook, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import sizes
+from roles.pcie import p2p_checks
 from roles.pcie.facts import TOPOLOGY, Function, Topology, expected
 from roles.pcie.judgement import iommu_fault
 
@@ -222,4 +223,5 @@ CONTROLS = (
         remedy=f"{_CONVERGE} (role kernel blocks nouveau and nova); unbind guests' devices",
         risk="a guest loses its device",
     ),
+    *p2p_checks.CONTROLS,
 )

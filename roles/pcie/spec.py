@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from gpuwright.spec.base import Strict
+from roles.pcie.p2p_spec import P2pSpec
 
 IommuMode = Literal["pt", "off", "translated"]
 
@@ -31,3 +32,4 @@ class PcieSpec(Strict):
         description="the reason why ACS redirect may be cleared although this host has VFIO guests; it weakens the "
         "isolation of devices below the same bridge",
     )
+    p2p: P2pSpec = P2pSpec()

@@ -365,6 +365,7 @@ SABOTAGES: dict[str, Sabotage] = {
 _OF_A_MACHINE = "a lab host is a container and has its machine's memory; tests/machine/test_memory.py turns it red"
 _BUS_OF_A_MACHINE = "a lab host is a container and has its machine's bus; tests/machine/test_pcie.py turns it red"
 _LINK_OF_A_CARD = "neither a lab host nor an emulated device has a link or a region that hardware made too small"
+_OF_SEVERAL_GPUS = "this host's engine has no GPUs; tests/lab/test_p2p.py turns it red on a host with stand-in GPUs"
 NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-BASE-003": "a lab host is a container and has its machine's clock",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
@@ -378,6 +379,9 @@ NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-PCIE-006": _LINK_OF_A_CARD,
     "GPW-PCIE-007": _LINK_OF_A_CARD,
     "GPW-PCIE-008": _BUS_OF_A_MACHINE,
+    "GPW-ENGN-033": _OF_SEVERAL_GPUS,
+    "GPW-PCIE-009": _OF_SEVERAL_GPUS,
+    "GPW-PCIE-010": _OF_SEVERAL_GPUS,
     "GPW-MEMO-001": _OF_A_MACHINE,
     "GPW-MEMO-002": _OF_A_MACHINE,
     "GPW-MEMO-004": _OF_A_MACHINE,

@@ -19,6 +19,7 @@ from gpuwright.spec.rules import (
     kernel,
     memory,
     models,
+    p2p,
     pcie,
 )
 from gpuwright.spec.rules.found import Found
@@ -28,6 +29,7 @@ RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *hardware.RULES,
     *kernel.RULES,
     *pcie.RULES,
+    *p2p.RULES,
     *memory.RULES,
     *containers.RULES,
     *models.RULES,

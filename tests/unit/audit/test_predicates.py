@@ -25,6 +25,7 @@ from roles.firewall import table
 from roles.gateway import keys
 from roles.gateway.caddyfile import configuration
 from roles.memory.spec import MemorySpec
+from roles.pcie.p2p_spec import P2pSpec
 from roles.pcie.spec import PcieSpec
 
 HERE = Path(__file__).parent
@@ -102,8 +103,18 @@ def green(answers, spec):
     return outcomes(answers, spec)
 
 
+# What arises only between the GPUs of one engine; its controls are judged on a node file whose engine has two.
+OF_SEVERAL_GPUS = {"GPW-ENGN-033", "GPW-PCIE-009", "GPW-PCIE-010"}
+
+
+def with_two_gpus(spec):
+    engine = spec.engine.engines["main"].model_copy(update={"gpus": (0, 1)})
+    return spec.model_copy(update={"engine": spec.engine.model_copy(update={"engines": {"main": engine}})})
+
+
 NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"} | {f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)}
 NOT_HERE |= {f"GPW-PCIE-{number:03}" for number in range(1, 9)}
+NOT_HERE |= OF_SEVERAL_GPUS
 
 
 def test_the_recorded_host_keeps_every_promise(green):
@@ -117,6 +128,7 @@ def test_the_recorded_host_keeps_every_promise(green):
 # control: changes as (section, regular expression, replacement); the first that arises on machines only comes first, as
 # what makes it arise.
 _BARE = ("system", "VIRTUALIZATION=.*", "VIRTUALIZATION=none")
+_P2P = ("p2p-verdicts", r"\Z", "main\tgood\tevery copy and every all-reduce was right")
 _HBM = [
     ("numa", "online 0\nhas_memory 0", "online 0-1\nhas_memory 0-1"),
     ("numa", "end", "node 1||268435456|1024|0\nend"),
@@ -129,6 +141,15 @@ MACHINE = {
     ],
     "GPW-ENGN-032": _HBM,
     **{f"GPW-PCIE-{number:03}": [_BARE] for number in range(1, 9)},
+    "GPW-ENGN-033": [_P2P],
+    "GPW-PCIE-009": [_P2P],
+    "GPW-PCIE-010": [
+        (
+            "audit-p2p-files",
+            r"\Z",
+            "755 root root /var/lib/gpuwright/pcie/p2p\n644 root root /var/lib/gpuwright/pcie/p2p/main.json",
+        )
+    ],
     "GPW-MEMO-001": [_BARE, *_HBM],
     "GPW-MEMO-002": [_BARE, ("memory", "zone_reclaim=0", "zone_reclaim=1")],
     "GPW-MEMO-004": [_BARE],
@@ -194,6 +215,9 @@ DOCTORED = {
     "GPW-PCIE-006": [("pcie", "A 0000:20:00.0/current_link_width:16", "A 0000:20:00.0/current_link_width:4")],
     "GPW-PCIE-007": [("pcie", "0x0000009fffffffff", "0x000000800fffffff")],
     "GPW-PCIE-008": [("pcie", "drivers/nvidia", "drivers/nova_core")],
+    "GPW-ENGN-033": [("audit-containers", '"environment":\\[', '"environment":["NCCL_P2P_DISABLE",')],
+    "GPW-PCIE-009": [("p2p-verdicts", "good\t.*", "expired\tthe kernel was 6.17 and is 6.18")],
+    "GPW-PCIE-010": [("audit-p2p-files", "644 root root", "664 root root")],
     "GPW-MEMO-001": [("memory", "driver=no", 'driver=yes\\nmode="driver"')],
     "GPW-MEMO-002": [("memory", "zone_reclaim=1", "zone_reclaim=2")],
     "GPW-MEMO-003": [("audit-memory-jobs", "NUMAMask=0", "NUMAMask=0-1")],
@@ -275,6 +299,8 @@ DOCTORED = {
 
 # Rules changed in the kernel are always others than the node file's.
 ALSO = {"GPW-ENGN-019": {"GPW-ENGN-018"}} | {f"GPW-FIRE-00{number}": {"GPW-FIRE-003"} for number in (1, 2, 7, 8)}
+# An engine that uses P2P must not, once its verdict is over.
+ALSO |= {"GPW-PCIE-009": {"GPW-ENGN-033"}}
 
 
 def changed(answers, changes):
@@ -294,6 +320,7 @@ def test_every_control_is_doctored():
 @pytest.mark.parametrize("control", DOCTORED)
 def test_one_thing_wrong_is_one_control_red(control, answers, spec):
     right = changed(answers, MACHINE.get(control, []))
+    spec = with_two_gpus(spec) if control in OF_SEVERAL_GPUS else spec
     before = outcomes(right, spec)
     assert before[control].outcome is Outcome.PASS, before[control].verdict.actual
     after = outcomes(changed(right, DOCTORED[control]), spec)
@@ -316,7 +343,9 @@ def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(sectio
 # Controls that another fact decided before this section was needed.
 _DECIDED_BEFORE = {
     "audit-base-clock": {"GPW-BASE-003"},  # a container
-    "audit-containers": {"GPW-ENGN-030"},  # no controllers
+    "audit-containers": {"GPW-ENGN-030", "GPW-ENGN-033"},  # no controllers; no engine of several GPUs
+    "p2p-verdicts": {"GPW-ENGN-033", "GPW-PCIE-009"},  # no engine of several GPUs
+    "audit-p2p-files": {"GPW-PCIE-010"},  # no engine of several GPUs
     # the node file names nodes; a container
     "numa": {"GPW-MODL-008", "GPW-MEMO-001", "GPW-MEMO-005"},
     "memory": {"GPW-MEMO-001", "GPW-MEMO-002"},  # a container
@@ -325,3 +354,53 @@ _DECIDED_BEFORE = {
     "audit-memory-above": {"GPW-MEMO-004"},  # a container
     "audit-memory-engines": {"GPW-MEMO-005"},  # a container
 }
+
+
+# --- P2P between the GPUs of one engine -------------------------------------------------------------------------------
+
+
+def p2p(answers, spec, word, *changes, key="GPW-ENGN-033"):
+    line = ("p2p-verdicts", r"\Z", f"main\t{word}\tbecause")
+    return outcomes(changed(answers, [line, *changes]), with_two_gpus(spec))[key].verdict
+
+
+def without_p2p(spec, label=None):
+    """A container with everything that turns P2P off."""
+    apart = container.separation(spec.engine.engines["main"])
+    names = ",".join(f'"{name}"' for name in [*apart.all_environment, ""])[:-3]
+    label = apart.label if label is None else label
+    return [
+        ("audit-containers", '"environment":\\[', f'"environment":[{names},'),
+        ("audit-containers", '"arguments":\\[', '"arguments":["--disable-custom-all-reduce",'),
+        ("audit-containers", '"labels":{', f'"labels":{{"gpuwright.p2p":"{label}",'),
+    ]
+
+
+@pytest.mark.parametrize("word", ["bad", "none", "expired", "missing"])
+def test_without_a_good_verdict_every_flag_is_wanted(answers, spec, word):
+    found = p2p(answers, spec, word, *without_p2p(spec))
+    assert found.outcome is Outcome.PASS, found.actual
+    for left_out in range(3):
+        flags = without_p2p(spec)
+        del flags[left_out]
+        found = p2p(answers, spec, word, *flags)
+        assert found.outcome is Outcome.FAIL
+    assert p2p(answers, spec, word, *without_p2p(spec, "off-older")).outcome is Outcome.FAIL
+    assert p2p(answers, spec, "good", *without_p2p(spec)).outcome is Outcome.FAIL
+
+
+def test_could_not_look_at_a_verdict_is_an_error(answers, spec):
+    for key in ("GPW-ENGN-033", "GPW-PCIE-009"):
+        assert p2p(answers, spec, "unknown", key=key).outcome is Outcome.ERROR
+
+
+def test_unjudged_gpus_are_for_a_person_to_judge(answers, spec):
+    bare = with_two_gpus(spec).model_copy(update={"pcie": None})
+    found = outcomes(answers, bare)["GPW-ENGN-033"].verdict
+    assert found.outcome is Outcome.MANUAL
+    assert "P2P between the GPUs of main is not judged (the node file has no role pcie)" in found.actual
+    off = spec.pcie.model_copy(update={"p2p": P2pSpec(mode="off", off_reason="both cards are on one die")})
+    found = outcomes(answers, with_two_gpus(spec).model_copy(update={"pcie": off}))
+    assert found["GPW-ENGN-033"].outcome is Outcome.MANUAL
+    assert "both cards are on one die" in found["GPW-ENGN-033"].verdict.actual
+    assert found["GPW-PCIE-009"].outcome is Outcome.NOT_APPLICABLE

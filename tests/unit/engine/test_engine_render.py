@@ -258,7 +258,7 @@ def test_facts() -> None:
         "U|main|ActiveState=active\nU|main|SubState=running\nU|main|NRestarts=2\nU|main|Result=success\nU|main|Job=0\n"
         "S|main|yes|abc\nE|main|12|20260101T000000.000Z\nE|main|3|20260101T000001.000Z\n"
         "S|other|no|\n"
-        "C|main|5f1d|running|42|0|false|abc|registry.test/sim@sha256:b\n"
+        "C|main|5f1d|running|42|0|false|abc|registry.test/sim@sha256:b|off-1\n"
     )
     states = ENGINES.parse(text)
     main = states["main"]
