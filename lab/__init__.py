@@ -11,7 +11,26 @@ from __future__ import annotations
 from lab import pins, registry
 from lab.authority import ca_file
 from lab.command import LabError
-from lab.hosts import Host, down, find, known, up
+from lab.hosts import Host, up
+from lab.machines import Machine
+from lab.machines import up as up_machines
 from lab.network import Neighbour, neighbour
+from lab.roster import down, find, known
+from lab.server import Server
 
-__all__ = ["Host", "LabError", "Neighbour", "ca_file", "down", "find", "known", "neighbour", "pins", "registry", "up"]
+__all__ = [
+    "Host",
+    "LabError",
+    "Machine",
+    "Neighbour",
+    "Server",
+    "ca_file",
+    "down",
+    "find",
+    "known",
+    "neighbour",
+    "pins",
+    "registry",
+    "up",
+    "up_machines",
+]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import proxy
@@ -41,12 +42,15 @@ _PERSONAL = (
     "var/log/apt/*",
     "var/log/*.log",
 )
-_VERSION = 1  # raise when build() changes what it makes
+_VERSION = 1  # raise when install() changes what it makes
 
 
-def recipe(release: str) -> str:
-    """Hash of everything that decides what the image holds, apart from the archive's state on the day."""
-    content = json.dumps([_VERSION, release, _PACKAGES, _PERSONAL], sort_keys=True)
+def recipe(release: str, *more: object) -> str:
+    """Hash of everything that decides what the image holds, apart from the archive's state on the day.
+
+    ``more``: what else decides it, for an image that is made from this one's recipe.
+    """
+    content = json.dumps([_VERSION, release, _PACKAGES, _PERSONAL, *more], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
@@ -68,35 +72,40 @@ def build(release: str, segment: Segment, target: Path) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f".{release}-", dir=target.parent))
     try:
         root = draft / "root"
-        archive = mirror()
-        sources = draft / "sources.list"
-        sources.write_text(archive.sources(release))
-        options = [f'Acquire::http::Proxy "{proxy.address(segment)}";', *archive.settings.splitlines()]
-        run(
-            [
-                "mmdebstrap",
-                "--variant=minbase",
-                "--mode=root",
-                "--format=directory",
-                f"--include={','.join(_PACKAGES)}",
-                *[f"--aptopt={option.rstrip(';')}" for option in options],
-                release,
-                str(root),
-                str(sources),
-            ],
-            timeout=600,
-            env={**os.environ, "SOURCE_DATE_EPOCH": "0", "LC_ALL": "C.UTF-8"},
-        )
-        for pattern in _PERSONAL:
-            for path in root.glob(pattern):
-                path.unlink()
-        # Debian's image has no network configuration at all; lab hosts get theirs from networkd.
-        wants = root / "etc/systemd/system/multi-user.target.wants"
-        wants.mkdir(parents=True, exist_ok=True)
-        (wants / "systemd-networkd.service").symlink_to("/usr/lib/systemd/system/systemd-networkd.service")
-        # Tells systemd that caches (ldconfig, message catalogue) are up to date: systemd-update-done.service(8).
-        for name in ("etc/.updated", "var/.updated"):
-            (root / name).touch()
+        install(release, segment, root)
         root.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def install(release: str, segment: Segment, root: Path, more: Sequence[str] = ()) -> None:
+    """Make ``root`` a Debian with the packages of a blank server and ``more``. Natively: nothing is booted."""
+    archive = mirror()
+    sources = root.with_name(f"{root.name}-sources.list")
+    sources.write_text(archive.sources(release))
+    options = [f'Acquire::http::Proxy "{proxy.address(segment)}";', *archive.settings.splitlines()]
+    run(
+        [
+            "mmdebstrap",
+            "--variant=minbase",
+            "--mode=root",
+            "--format=directory",
+            f"--include={','.join([*_PACKAGES, *more])}",
+            *[f"--aptopt={option.rstrip(';')}" for option in options],
+            release,
+            str(root),
+            str(sources),
+        ],
+        timeout=900,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "0", "LC_ALL": "C.UTF-8"},
+    )
+    for pattern in _PERSONAL:
+        for path in root.glob(pattern):
+            path.unlink()
+    # Debian's image has no network configuration at all; lab hosts get theirs from networkd.
+    wants = root / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    (wants / "systemd-networkd.service").symlink_to("/usr/lib/systemd/system/systemd-networkd.service")
+    # Tells systemd that caches (ldconfig, message catalogue) are up to date: systemd-update-done.service(8).
+    for name in ("etc/.updated", "var/.updated"):
+        (root / name).touch()

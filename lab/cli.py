@@ -1,4 +1,4 @@
-"""``gpuwright lab``: throwaway hosts."""
+"""``gpuwright lab``: throwaway hosts and machines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +15,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from lab import hosts as rooms
+from lab import hosts, machine_hardware, machine_image, machines, roster
 from lab import images as recipes
 from lab.command import LabError
 from lab.debian import RELEASES
 from lab.hosts import Host
+from lab.machines import Machine
 from lab.progress import step
+from lab.server import Server
 
 
 class _Lab(click.Group):
@@ -32,20 +35,50 @@ class _Lab(click.Group):
 
 @click.group(cls=_Lab)
 def lab() -> None:
-    """Throwaway hosts to try everything on: blank Debian machines, booted here in seconds."""
+    """Throwaway servers to try everything on: blank Debian hosts, booted here in seconds, and machines with their own kernel."""
 
 
 @lab.command()
 @click.option("--hosts", "count", type=click.IntRange(1, 50), default=1, show_default=True, help="how many")
 @click.option("--release", type=click.Choice(RELEASES), default="trixie", show_default=True, help="Debian 13 or 12")
 @click.option("--names", help="names instead of lab-1, lab-2, …; separated by commas")
+@click.option(
+    "--machine", help="a virtual machine of this name instead: own kernel, GRUB, NUMA, PCIe; boots in a minute or two"
+)
+@click.option(
+    "--kind",
+    type=click.Choice(sorted(machine_hardware.KINDS)),
+    help=f"the machine's hardware, hbm by default. {'. '.join(f'{kind}: {title}' for kind, title in machine_hardware.KIND_TITLES.items())}",
+)
+@click.option(
+    "--image",
+    type=click.Choice(sorted(machine_image.VARIANTS)),
+    help="the machine's disk; provisioned, the default, has the packages that roles install, because apt takes minutes under emulation",
+)
 @click.option("--blank", is_flag=True, help="have them blank, even those that exist")
 @click.option("--json", "as_json", is_flag=True, help="print what a program would read")
-def up(count: int, release: str, names: str | None, blank: bool, as_json: bool) -> None:
-    """Boot hosts. One that exists keeps its disk."""
-    wanted = names.split(",") if names else [f"lab-{number}" for number in range(1, count + 1)]
+def up(
+    count: int,
+    release: str,
+    names: str | None,
+    machine: str | None,
+    kind: str | None,
+    image: str | None,
+    blank: bool,
+    as_json: bool,
+) -> None:
+    """Boot hosts, or a machine. One that exists keeps its disk."""
     started = time.monotonic()
-    _show(rooms.up(wanted, release, blank=blank), as_json)
+    if machine is None:
+        if kind or image:
+            raise LabError("--kind and --image are of machines; name one with --machine NAME")
+        wanted = names.split(",") if names else [f"lab-{number}" for number in range(1, count + 1)]
+        _show(hosts.up(wanted, release, blank=blank), as_json)
+    else:
+        if names:
+            raise LabError("--names is of hosts and --machine of machines; give one of them")
+        wanted = [machine]
+        _show(machines.up(wanted, kind, image, release, blank=blank), as_json)
     if not as_json:
         click.echo(f"up in {time.monotonic() - started:.1f} s; enter with: gpuwright lab ssh {wanted[0]}", err=True)
 
@@ -53,15 +86,15 @@ def up(count: int, release: str, names: str | None, blank: bool, as_json: bool) 
 @lab.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="print what a program would read")
 def list_(as_json: bool) -> None:
-    """Show the hosts."""
-    _show(rooms.known(), as_json)
+    """Show hosts and machines."""
+    _show(roster.known(), as_json)
 
 
 @lab.command()
 @click.argument("name")
 def ssh(name: str) -> None:
-    """Enter a host as root."""
-    argv = rooms.find(name).ssh_argv()
+    """Enter a host or machine as root."""
+    argv = roster.find(name).ssh_argv()
     sys.stdout.flush()
     os.execvp(argv[0], argv)
 
@@ -70,8 +103,8 @@ def ssh(name: str) -> None:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(name: str, command: tuple[str, ...]) -> None:
-    """Run a command on a host as root; its exit status is ours."""
-    argv = [*rooms.find(name).ssh_argv(), shlex.join(command)]
+    """Run a command on a host or machine as root; its exit status is ours."""
+    argv = [*roster.find(name).ssh_argv(), shlex.join(command)]
     sys.stdout.flush()
     os.execvp(argv[0], argv)
 
@@ -80,8 +113,8 @@ def exec_(name: str, command: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.option("--cut", is_flag=True, help="cut the power instead of shutting down first")
 def reboot(name: str, cut: bool) -> None:
-    """Reboot a host; returns when it is up again."""
-    host = rooms.find(name)
+    """Reboot a host or machine; returns when it is up again."""
+    host = roster.find(name)
     with step(f"Rebooting {name}"):
         if cut:
             host.power_cycle()
@@ -92,8 +125,8 @@ def reboot(name: str, cut: bool) -> None:
 @lab.command()
 @click.argument("name", required=False)
 def reset(name: str | None) -> None:
-    """Make a host (or all of them) blank again."""
-    for host in [rooms.find(name)] if name else rooms.known():
+    """Make a host or machine (or all of them) blank again."""
+    for host in [roster.find(name)] if name else roster.known():
         host.reset()
 
 
@@ -113,40 +146,55 @@ def images(names: tuple[str, ...], as_json: bool) -> None:
 @lab.command()
 @click.argument("names", nargs=-1)
 def down(names: tuple[str, ...]) -> None:
-    """Take hosts away; without names all of them, with bridge, proxy and registry. Caches stay."""
+    """Take hosts and machines away; without names all of them, with bridge, proxy and registry. Caches stay."""
     if names:
-        for host in [rooms.find(name) for name in names]:
+        for host in [roster.find(name) for name in names]:
             host.destroy()
         return
     with step("Taking the lab down"):
-        gone = rooms.down()
+        gone = roster.down()
     click.echo(f"gone: {', '.join(gone) or 'nothing was up'}", err=True)
 
 
-def describe(host: Host) -> dict[str, Any]:
-    """A host as JSON: what a program needs to reach it."""
-    return {
-        "name": host.name,
-        "release": host.release,
-        "address": host.address,
-        "running": host.running,
-        "ssh": {"user": "root", "key": str(host.ssh_key), "known_hosts": str(host.known_hosts)},
-        "namespace": host.namespace,
+def describe(server: Server) -> dict[str, Any]:
+    """A host or machine as JSON: what a program needs to reach it."""
+    described = {
+        "name": server.name,
+        "kind": server.kind,
+        "release": server.release,
+        "address": server.address,
+        "running": server.running,
+        "ssh": {
+            "user": "root",
+            "port": server.port,
+            "key": str(server.ssh_key),
+            "known_hosts": str(server.known_hosts),
+        },
     }
+    if isinstance(server, Host):
+        described["namespace"] = server.namespace
+    if isinstance(server, Machine):
+        described |= {"hardware": server.hardware, "image": server.image}
+    return described
 
 
-def _show(hosts: list[Host], as_json: bool) -> None:
+def _show(servers: Sequence[Server], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([describe(host) for host in hosts], indent=2))
+        click.echo(json.dumps([describe(server) for server in servers], indent=2))
         return
-    if not hosts:
+    if not servers:
         click.echo("the lab has no hosts; start with: gpuwright lab up", err=True)
         return
+    rows = [(server.name, _place(server), server.release, "running" if server.running else "off") for server in servers]
     if not sys.stdout.isatty():
-        for host in hosts:
-            click.echo(f"{host.name}\t{host.address}\t{host.release}\t{'running' if host.running else 'off'}")
+        for row in rows:
+            click.echo("\t".join(row))
         return
-    table = Table("host", "address", "release", "state", box=None)
-    for host in hosts:
-        table.add_row(host.name, host.address, host.release, "running" if host.running else "off")
+    table = Table("name", "address", "release", "state", box=None)
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
+
+
+def _place(server: Server) -> str:
+    return server.address if server.port == 22 else f"{server.address}:{server.port}"

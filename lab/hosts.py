@@ -6,42 +6,39 @@ processes are. What runs is read from the kernel, never from a record, so that a
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab import blank, network, proxy, registry, service, tools
+from lab import blank, network, proxy, registry, server, tools
 from lab.command import LabError, run
-from lab.debian import mirror
 from lab.network import Segment
-from lab.paths import locked, make_private, state, write_json
+from lab.paths import locked, make_private, state
 from lab.progress import step
+from lab.server import Server
 
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _OCTETS = range(11, 200)
-_BOOT_LIMIT = 60.0  # seconds; a boot takes two or three
 # Going down may take systemd's whole stop timeout twice: units, then containers that live-restore left behind.
 _DOWN_LIMIT = 240.0
 _DISK = ("upper", "work", "root", "docker", "containerd")
 
 
 @dataclass(frozen=True)
-class Host:
-    """One throwaway machine. Everything it does not remember here, it forgets at ``reset``."""
+class Host(Server):
+    """A throwaway container. Everything it does not remember here, it forgets at ``reset``."""
 
-    name: str
-    release: str  # Debian's code name
+    kind = "host"
+    boot_limit = 60.0  # a boot takes two or three
+    patience = 5
+
     octet: int  # last part of its address
-    segment: Segment
 
     @property
     def address(self) -> str:
@@ -50,14 +47,6 @@ class Host:
     @property
     def address6(self) -> str:
         return self.segment.address6(self.octet)
-
-    @property
-    def directory(self) -> Path:
-        return state() / "hosts" / self.name
-
-    @property
-    def ssh_key(self) -> Path:
-        return state() / "key"
 
     @property
     def known_hosts(self) -> Path:
@@ -72,37 +61,6 @@ class Host:
     def running(self) -> bool:
         """Whether its power supply is on: it is up, booting or rebooting, and comes back by itself."""
         return _populated(self._cgroup() / "watch")
-
-    def ssh_argv(self, *options: str) -> list[str]:
-        """The ssh command line that reaches it, host key checked."""
-        settings = {
-            "IdentityFile": self.ssh_key,
-            "IdentitiesOnly": "yes",
-            "UserKnownHostsFile": self.known_hosts,
-            "StrictHostKeyChecking": "yes",
-            "ConnectTimeout": 5,
-            "LogLevel": "ERROR",
-        }
-        flags = [flag for name, value in settings.items() for flag in ("-o", f"{name}={value}")]
-        # -F none: what the user's own ssh configuration says is about other machines.
-        return ["ssh", "-F", "none", *flags, *options, f"root@{self.address}"]
-
-    def run(
-        self, command: str, stdin: str | None = None, *, check: bool = True, timeout: float = 120
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a shell command as root over ssh. Raises LabError when it fails (``check``) or exceeds ``timeout`` seconds."""
-        result = run([*self.ssh_argv("-o", "BatchMode=yes"), command], stdin=stdin, check=False, timeout=timeout)
-        if check and result.returncode != 0:
-            said = (result.stderr.strip() or result.stdout.strip() or "it said nothing").splitlines()
-            raise LabError(f"{self.name}: {command!r} ended with status {result.returncode}: {' | '.join(said[-4:])}")
-        return result
-
-    def boot_id(self) -> str:
-        """The kernel's name for this boot, "" while nobody answers."""
-        try:
-            return self.run("cat /proc/sys/kernel/random/boot_id", check=False, timeout=10).stdout.strip()
-        except LabError:
-            return ""
 
     def reboot(self) -> None:
         """Reboot as ``systemctl reboot`` does, without needing its network; returns when it is up again, disk kept."""
@@ -133,10 +91,10 @@ class Host:
             self.power_off()
             gone = self.directory.with_name(f".gone-{uuid.uuid4().hex}")
             with locked(state() / "lock"):
-                (self.directory / "host.json").unlink()
+                self._record().unlink()
                 self.directory.rename(gone)
                 _record_host_keys()
-            _remove(gone)
+            server.remove(gone)
 
     def power_off(self) -> None:
         """End all its processes at once and unplug it. Nothing happens when it is off."""
@@ -144,67 +102,34 @@ class Host:
         run(["ip", "link", "del", self.segment.veth(self.octet)], check=False)
         run(["ip", "netns", "del", self.namespace], check=False)
 
-    def wait(self) -> None:
-        """Wait until it has booted: ssh answers and systemd has started everything. Raises LabError with its console's end."""
-        deadline = time.monotonic() + _BOOT_LIMIT
-        while time.monotonic() < deadline:
-            try:
-                # "degraded" is up as well; which unit failed is for the caller to judge.
-                answer = self.run("systemctl is-system-running --wait", check=False, timeout=30).stdout.strip()
-            except LabError:
-                answer = ""
-            if answer in ("running", "degraded"):
-                return
-            if not _populated(self._cgroup()):
-                break
-            time.sleep(0.1)
-        console = self.directory / "console"
-        words = console.read_text(errors="replace").strip().splitlines()[-4:] if console.exists() else []
-        raise LabError(
-            f"{self.name} did not boot within {_BOOT_LIMIT:.0f} s: {' | '.join(words) or 'nothing on its console'}"
-        )
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Keeps two runs from changing one host at the same time."""
-        return locked(state() / "locks" / self.name)
+    def _powered(self) -> bool:
+        return _populated(self._cgroup())
 
     def _install(self) -> None:
         """Give it a blank disk: a shared image below, and on top what makes this host this one."""
         image = blank.image(self.release, self.segment)
         (self.directory / "image").unlink(missing_ok=True)
         for name in _DISK:
-            _remove(self.directory / name)
+            server.remove(self.directory / name)
             (self.directory / name).mkdir()
         self._personalise(self.directory / "upper", image)
         (self.directory / "image").write_text(f"{image}\n")
 
     def _personalise(self, top: Path, image: Path) -> None:
-        archive = mirror()
         shutil.copystat(image, top)
         files = {
-            "etc/hostname": f"{self.name}\n",
-            "etc/machine-id": f"{uuid.uuid4().hex}\n",
-            # There is no name server on the segment; what one would say is here.
-            "etc/resolv.conf": "# The lab has no name server: names are in /etc/hosts.\n",
-            "etc/hosts": (
-                f"127.0.0.1 localhost\n{self.address} {self.name}\n{self.segment.gateway} registry.lab hub.lab\n"
-                "::1 localhost ip6-localhost ip6-loopback\n"
-            ),
-            "etc/apt/sources.list": archive.sources(self.release),
-            "etc/apt/apt.conf.d/90lab": f'Acquire::http::Proxy "{proxy.address(self.segment)}";\n{archive.settings}',
+            **self._identity(),
+            "etc/hosts": self._names(self.address),
             "etc/systemd/network/10-host0.network": (
                 f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
                 f"\n[Address]\nAddress={self.address6}/64\nDuplicateAddressDetection=none\n"
             ),
-            "root/.ssh/authorized_keys": _public_key(self.ssh_key),
-            "etc/ssh/ssh_host_ed25519_key": (self.directory / "host_key").read_text(),
-            "etc/ssh/ssh_host_ed25519_key.pub": _public_key(self.directory / "host_key"),
         }
         for name, content in files.items():
             path = top / name
             _folders(top, image, Path(name).parent)
             path.write_text(content)
-            path.chmod(0o600 if name.endswith(("_key", "authorized_keys")) else 0o644)
+            path.chmod(server.mode(name))
         (top / "root/.ssh").chmod(0o700)
 
     def _switch_on(self) -> None:
@@ -213,7 +138,7 @@ class Host:
         on = self.segment
         # Copies: a running shell reads its script on and on, and the next boot must not meet another version of it.
         for script in ("power.sh", "machine.sh"):
-            _remove(self.directory / script)
+            server.remove(self.directory / script)
             shutil.copy(Path(__file__).with_name(script), self.directory / script)
         argv = ["sh", str(self.directory / "power.sh"), str(self.directory), self.name, self.namespace]
         argv += [on.bridge, on.veth(self.octet), on.mac(self.octet)]
@@ -283,17 +208,11 @@ def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) ->
     ``blank``: have them blank in any case. Raises LabError for a bad name, another release under the same name, or a
     host that does not boot.
     """
-    for name in names:
-        if not _NAME.fullmatch(name) or name == "neighbour":
-            raise LabError(
-                f"{name!r} is no host name for the lab; allowed: a letter, then letters, digits and hyphens, 31 in all"
-            )
-    if len(set(names)) != len(names):
-        raise LabError(f"a host is named twice: {', '.join(names)}")
+    server.check_names(names, "host")
     tools.need_root()
     tools.need({**tools.HOSTS, **tools.REGISTRY})
     make_private(state())
-    _key(state() / "key", "gpuwright-lab")
+    server.make_key(state() / "key", "gpuwright-lab")
     with locked(state() / "lock"):
         segment = network.segment()
         proxy.start(segment)
@@ -319,36 +238,8 @@ def known() -> list[Host]:
     segment = network.recorded()
     if segment is None:
         return []
-    records = [json.loads(path.read_text()) for path in (state() / "hosts").glob("*/host.json")]
-    hosts = [Host(record["name"], record["release"], record["octet"], segment) for record in records]
+    hosts = [Host(**record, segment=segment) for record in server.records("host")]
     return sorted(hosts, key=lambda host: host.octet)
-
-
-def find(name: str) -> Host:
-    """One host by name. Raises LabError listing those there are."""
-    hosts = {host.name: host for host in known()}
-    if name not in hosts:
-        raise LabError(
-            f"the lab has no host {name!r}; it has: {', '.join(hosts) or 'none, start with gpuwright lab up'}"
-        )
-    return hosts[name]
-
-
-def down() -> list[str]:
-    """Take all hosts, services and the bridge away; caches and keys stay. Returns the names of the hosts that were there."""
-    tools.need_root()
-    segment = network.recorded()
-    if segment is None:
-        return []
-    hosts = known()
-    for host in hosts:
-        host.destroy()
-    with locked(state() / "lock"):
-        sweep(segment)
-        for directory in (state() / "services").glob("*"):
-            service.stop(directory)
-        network.remove(segment)
-    return [host.name for host in hosts]
 
 
 def sweep(segment: Segment) -> None:
@@ -357,7 +248,7 @@ def sweep(segment: Segment) -> None:
     for directory in (state() / "hosts").glob("*"):
         if directory.name not in hosts:
             _kill(_cgroup_of(directory))
-            _remove(directory)
+            server.remove(directory)
     for host in hosts.values():
         # Processes that nobody would boot again. A host between two boots has its power supply, and is left alone.
         if not host.running and _populated(host._cgroup()):
@@ -385,19 +276,9 @@ def _known_or_new(name: str, release: str, segment: Segment) -> Host:
     octet = next((octet for octet in _OCTETS if octet not in taken), None)
     if octet is None:
         raise LabError(f"the lab has {len(hosts)} hosts and no address left; free some with: gpuwright lab down NAME")
-    host = Host(name, release, octet, segment)
-    make_private(host.directory)
-    _key(host.directory / "host_key", name)
-    record = asdict(host)
-    del record["segment"]
-    write_json(host.directory / "host.json", record)
+    host = Host(name=name, release=release, octet=octet, segment=segment)
+    host._write_record()
     return host
-
-
-def _key(path: Path, comment: str) -> None:
-    if not path.with_suffix(".pub").exists():
-        path.unlink(missing_ok=True)
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
 
 
 def _folders(top: Path, image: Path, folder: Path) -> None:
@@ -409,13 +290,8 @@ def _folders(top: Path, image: Path, folder: Path) -> None:
             shutil.copystat(image / folder, top / folder)
 
 
-def _public_key(path: Path) -> str:
-    return path.with_suffix(".pub").read_text()
-
-
 def _record_host_keys() -> None:
-    """The lab makes its hosts' keys, so it knows them beforehand and checking stays strict."""
-    lines = [f"{host.address} {' '.join(_public_key(host.directory / 'host_key').split()[:2])}\n" for host in known()]
+    lines = [host._host_key_line() for host in known()]
     draft = state() / ".known_hosts"
     draft.write_text("".join(lines))
     draft.replace(state() / "known_hosts")
@@ -460,8 +336,3 @@ def _kill(cgroup: Path) -> None:
             Path(path).rmdir()
         except OSError:  # systemd removes a unit's own cgroup, at its own pace
             continue
-
-
-def _remove(path: Path) -> None:
-    # Another run may be removing it, too; nothing is mounted below, and if it were it should stay.
-    run(["rm", "-rf", "--one-file-system", str(path)], timeout=300)

@@ -1,4 +1,4 @@
-"""How a lab host is written into an inventory. The inventory itself is an ordinary one."""
+"""How a lab host or machine is written into an inventory. The inventory itself is an ordinary one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Any
 
 from lab import registry
 from lab.authority import ca_file
-from lab.hosts import Host
 from lab.paths import state
+from lab.server import Server
+
+# kind of server: its node file
+NODES = {"host": "lab", "machine": "lab-machine"}
 
 
-def describe(host: Host, node: str = "lab", **settings: Any) -> dict[str, Any]:
-    """One host's entry for `gpuwright.spec.fleet.fleet`; `settings` are dotted paths over the node file's."""
+def describe(host: Server, node: str | None = None, **settings: Any) -> dict[str, Any]:
+    """One entry for `gpuwright.spec.fleet.fleet`; `settings` are dotted paths over the node file's.
+
+    ``node``: the node file; None is the one for hosts or the one for machines.
+    """
     return {
-        "node": node,
+        "node": node or NODES[host.kind],
         "ssh_hostname": host.address,
+        "ssh_port": host.port,
         "ssh_user": "root",
         "ssh_key": str(host.ssh_key),
         "ssh_known_hosts_file": str(host.known_hosts),

@@ -25,9 +25,9 @@ HEAD = "| tests | passed | failed | skipped | seconds | date (UTC) | commit |\n|
 
 
 def targets() -> list[str]:
-    """What is run, in this order: all unit tests, every file of lab tests, the benchmark."""
-    lab = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "tests/lab").glob("test_*.py"))
-    return ["tests/unit", *lab, "tests/bench"]
+    """What is run, in this order: all unit tests, every file of lab and of machine tests, the benchmark."""
+    files = [path for room in ("lab", "machine") for path in sorted((REPOSITORY / "tests" / room).glob("test_*.py"))]
+    return ["tests/unit", *(path.relative_to(REPOSITORY).as_posix() for path in files), "tests/bench"]
 
 
 def run(target: str) -> str:

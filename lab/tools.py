@@ -21,10 +21,28 @@ HOSTS = {
 }
 REGISTRY = {"docker-registry": "docker-registry", "openssl": "openssl"}
 
+MACHINES = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "sfdisk": "fdisk",
+    "mformat": "mtools",
+    "mke2fs": "e2fsprogs",
+}
+MACHINE_FILES = {"/usr/share/OVMF/OVMF_CODE_4M.fd": "ovmf"}
+
 
 def need(programs: Mapping[str, str]) -> None:
     """Make sure the programs are here. Raises LabError naming the command that installs what is missing."""
-    missing = sorted({package for program, package in programs.items() if shutil.which(program) is None})
+    missing = {package for program, package in programs.items() if shutil.which(program) is None}
+    _install(sorted(missing))
+
+
+def need_files(files: Mapping[str, str]) -> None:
+    """Make sure the files are here, as `need` does for programs."""
+    _install(sorted({package for file, package in files.items() if not Path(file).exists()}))
+
+
+def _install(missing: list[str]) -> None:
     if not missing:
         return
     install = ["apt-get", "install", "-y", "--no-install-recommends", *missing]

@@ -10,6 +10,7 @@ import copy
 
 import fleet
 import pytest
+import sampling
 
 SAMPLE = {
     "test_audit_sabotage.py": ["test_a_sabotage_turns_exactly_its_control_red"],
@@ -37,20 +38,7 @@ SAMPLE = {
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as `proof` what is not sampled; a sampled name that no test has would silently run nothing."""
-    seen: dict[str, set[str]] = {}
-    for item in items:
-        if item.path.parent.name != "lab":
-            continue
-        name = item.originalname
-        seen.setdefault(item.path.name, set()).add(name)
-        if name not in SAMPLE.get(item.path.name, ()):
-            item.add_marker(pytest.mark.proof)
-    for file, names in seen.items():
-        unknown = set(SAMPLE.get(file, ())) - names
-        # A selection on the command line (file::test) collects less than the file has.
-        if unknown and len(names) > 1:
-            raise pytest.UsageError(f"tests/lab/conftest.py samples {unknown}, which {file} does not have")
+    sampling.mark(items, "lab", SAMPLE)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from outcome import NoDocument, operations
 
 import lab
 from gpuwright.render import REPOSITORY
-from lab.hosts import Host
+from lab.inventory import NODES
+from lab.server import Server
 
 INVENTORY = """
 import json as _json
@@ -52,16 +54,16 @@ class Run:
 
 @dataclass
 class Fleet:
-    """Some hosts, one inventory. `settings` holds node file and dotted overrides per host; change them and run again."""
+    """Some hosts or machines, one inventory. `settings` holds node file and dotted overrides per host; change them and run again."""
 
-    hosts: list[Host]
+    hosts: Sequence[Server]
     directory: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     key: str = field(default="", repr=False)  # a failing test prints its arguments
 
     def __post_init__(self) -> None:
         for host in self.hosts:
-            self.settings.setdefault(host.name, {"node": "lab", "set": {}})
+            self.settings.setdefault(host.name, {"node": NODES[host.kind], "set": {}})
             self.settings[host.name]["set"]["gateway.keys_file"] = str(self.keys_file)
         if not self.key:
             self.key = self.add_key("tester")
@@ -130,7 +132,7 @@ class Fleet:
         assert run.status == 0, run.said[-6000:]
         return run
 
-    def client(self, host: Host, key: str | None = "", timeout: float = 60) -> httpx.Client:
+    def client(self, host: Server, key: str | None = "", timeout: float = 60) -> httpx.Client:
         """An HTTP client of the host's gateway; `key` None sends none."""
         key = self.key if key == "" else key
         headers = {"Host": "gateway.lab"} | ({"Authorization": f"Bearer {key}"} if key else {})

@@ -233,7 +233,7 @@ def test_the_command_line_says_what_is_wrong_in_one_sentence(host):
         (("up", "--names", "Bad_Name"), "'Bad_Name' is no host name for the lab"),
         (("up", "--names", "a,a"), "a host is named twice"),
         (("up", "--names", host.name, "--release", "bookworm"), f"{host.name} is a trixie host"),
-        (("reboot", "nobody"), f"no host 'nobody'; it has: {host.name}"),
+        (("reboot", "nobody"), f"no host or machine 'nobody'; it has: {host.name}"),
     ]:
         result = _cli(*arguments)
         assert result.returncode == 1

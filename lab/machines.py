@@ -1,0 +1,313 @@
+"""Lab machines: virtual machines that boot their own kernel through firmware and GRUB (DESIGN section 6).
+
+A machine is a directory: ``machine.json`` what it is, ``disk.qcow2`` and ``firmware.qcow2`` what its disk and its firmware remember over
+the shared image, ``console`` what it printed, ``qmp`` QEMU's control socket. Whether it runs is read from the kernel: QEMU is the
+process that works in its directory, so that a killed run leaves nothing unknown.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import machine_hardware, machine_image, network, proxy, registry, server, tools
+from lab.command import LabError, run
+from lab.network import Segment
+from lab.paths import locked, make_private, state
+from lab.progress import step
+from lab.qmp import Qmp
+from lab.server import Server
+
+# Forwarded ports of all labs, below what Linux hands out to connections by itself (from 32768 on).
+_FIRST_PORT, _PORTS = 22000, 64
+_HARDWARE, _IMAGE = "hbm", "provisioned"  # of a new machine
+_DOWN_LIMIT = 300.0  # seconds; systemd's whole stop timeout twice, under emulation
+# QEMU's own network: the machine's card and the gateway that reaches this machine (QEMU, "Using the user mode network stack").
+_CARD, _GATEWAY = "10.0.2.15", "10.0.2.2"
+
+
+@dataclass(frozen=True)
+class Machine(Server):
+    """A throwaway virtual machine. Everything it does not remember here, it forgets at ``reset``."""
+
+    kind = "machine"
+    boot_limit = 420.0  # a minute on two idle cores under emulation; tests share them
+    patience = 30
+
+    hardware: str  # a key of machine_hardware.KINDS
+    image: str  # a key of machine_image.VARIANTS
+    ssh_port: int  # on this machine's loopback
+
+    @property
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return self.ssh_port
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    @property
+    def running(self) -> bool:
+        """Whether it is switched on: it is up, booting or rebooting."""
+        return self._process() is not None
+
+    def reboot(self) -> None:
+        """Press Ctrl-Alt-Delete, which systemd takes for ``systemctl reboot``; returns when it is up again, disk kept."""
+        self._must_run()
+        with Qmp(self.directory / "qmp") as qmp:
+            qmp.command("send-key", keys=[{"type": "qcode", "data": key} for key in ("ctrl", "alt", "delete")])
+            if not qmp.event("RESET", _DOWN_LIMIT):
+                raise LabError(f"{self.name} did not go down within {_DOWN_LIMIT:.0f} s: {self._last_words()}")
+        self.wait()
+
+    def power_cycle(self) -> None:
+        """Cut the power in the middle of everything and switch it on again: memory is gone, what reached the disk stays."""
+        self._must_run()
+        self.power_off()
+        self.switch_on()
+        self.wait()
+
+    def power_off(self) -> None:
+        """Cut its power now: QEMU is killed. Nothing happens when it is off."""
+        while (pid := self._process()) is not None:
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def switch_on(self) -> None:
+        """Switch it on with the disk it has; returns at once, ``wait`` waits until it has booted."""
+        _start(self)
+
+    def reset(self) -> None:
+        """Make it blank again: everything on its disk is gone, name, port and host key stay."""
+        with step(f"Resetting {self.name}"), self._alone():
+            self.power_off()
+            self._install()
+            self.switch_on()
+            self.wait()
+
+    def destroy(self) -> None:
+        """Take it away for good."""
+        with self._alone():
+            self.power_off()
+            gone = self.directory.with_name(f".gone-{uuid.uuid4().hex}")
+            with locked(state() / "lock"):
+                self._record().unlink()
+                self.directory.rename(gone)
+            server.remove(gone)
+
+    def _powered(self) -> bool:
+        return self.running
+
+    def _must_run(self) -> None:
+        if not self.running:
+            raise LabError(f"{self.name} is off; switch it on with: gpuwright lab up --machine {self.name}")
+
+    def _last_words(self) -> str:
+        return " | ".join(self.console().strip().splitlines()[-4:]) or "nothing on its console"
+
+    def _process(self) -> int | None:
+        """Pid of its QEMU."""
+        return _processes().get(self.directory)
+
+    def _install(self) -> None:
+        """Give it a blank disk: the shared image below, and a seed with what makes this machine this one."""
+        image = machine_image.image(self.release, self.image, self.segment)
+        for name in ("disk.qcow2", "firmware.qcow2", "console"):
+            (self.directory / name).unlink(missing_ok=True)
+        self._write_seed(self.directory / "seed.tar")
+        firmware = machine_hardware.firmware_variables()
+        run(["qemu-img", "convert", "-O", "qcow2", str(firmware), str(self.directory / "firmware.qcow2")])
+        run(
+            [
+                "qemu-img",
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-F",
+                "raw",
+                "-b",
+                str(image),
+                str(self.directory / "disk.qcow2"),
+            ]
+        )
+
+    def _write_seed(self, path: Path) -> None:
+        networks = self.segment.network
+        files = {
+            **self._identity(),
+            "etc/hosts": self._names(_CARD),
+            # No default route: the lab's proxy, registry and hub are all there is, as for hosts.
+            "etc/systemd/network/10-lab.network": (
+                f"[Match]\nType=ether\n\n[Network]\nAddress={_CARD}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n\n"
+                f"[Route]\nDestination={networks}\nGateway={_GATEWAY}\n"
+            ),
+            "etc/gpuwright-lab-machine": f"{self.hardware} {self.image}\n",
+        }
+        with tarfile.open(path, "w") as seed:
+            for name, content in files.items():
+                if name.startswith("root/.ssh/"):
+                    folder = tarfile.TarInfo("root/.ssh")
+                    folder.type, folder.mode = tarfile.DIRTYPE, 0o700
+                    seed.addfile(folder)
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode, entry.mtime = len(content.encode()), server.mode(name), int(time.time())
+                seed.addfile(entry, io.BytesIO(content.encode()))
+
+
+def up(
+    names: Sequence[str],
+    hardware: str | None = None,
+    image: str | None = None,
+    release: str = "trixie",
+    *,
+    blank: bool = False,
+) -> list[Machine]:
+    """Boot machines, one after the other; one that is up stays as it is, one that is off boots with the disk it has.
+
+    ``hardware``: a key of `machine_hardware.KINDS`; None is what the machine has, "hbm" for a new one. ``image``: a key of
+    `machine_image.VARIANTS`; None is what it has, "provisioned" for a new one. ``blank``: have them with a new disk in any case.
+    Raises LabError for a bad name, something else under the same name, or a machine that does not boot.
+    """
+    server.check_names(names, "machine")
+    machine_hardware.check_kind(hardware or _HARDWARE)
+    machine_image.check(release, image or _IMAGE)
+    tools.need_root()
+    tools.need({**tools.HOSTS, **tools.REGISTRY, **tools.MACHINES})
+    tools.need_files(tools.MACHINE_FILES)
+    make_private(state())
+    server.make_key(state() / "key", "gpuwright-lab")
+    with locked(state() / "lock"):
+        segment = network.segment()
+        proxy.start(segment)
+        registry.start(segment)
+        sweep()
+        machines = [_known_or_new(name, hardware, image, release, segment) for name in names]
+    for machine in machines:
+        with machine._alone():
+            off = blank or not machine.running
+            with step(f"Booting {machine.name} ({machine.release}, {machine.hardware})") if off else nullcontext():
+                if off:
+                    machine.power_off()
+                    if blank or not (machine.directory / "disk.qcow2").exists():
+                        machine._install()
+                    machine.switch_on()
+                machine.wait()
+    return machines
+
+
+def known() -> list[Machine]:
+    """All machines of this lab, running or not, by port."""
+    segment = network.recorded()
+    if segment is None:
+        return []
+    machines = [Machine(**record, segment=segment) for record in server.records("machine")]
+    return sorted(machines, key=lambda machine: machine.ssh_port)
+
+
+def sweep() -> None:
+    """Clear what a killed run left: half-made machines, and QEMUs of machines that are no more."""
+    names = {machine.name for machine in known()}
+    for directory, pid in _processes().items():
+        if directory.parent == _home() and directory.name not in names:
+            os.kill(pid, signal.SIGKILL)
+    for directory in _home().glob("*"):
+        if directory.name not in names:
+            server.remove(directory)
+
+
+def _home() -> Path:
+    return state() / "machines"
+
+
+def _processes() -> dict[Path, int]:
+    """Every QEMU on this machine by the directory it works in. A removed directory keeps its path."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "exe").readlink().name.startswith("qemu-system-"):
+                place = str((process / "cwd").readlink()).removesuffix(" (deleted)")
+                found[Path(place)] = int(process.name)
+        except OSError:  # it has ended, or is a kernel thread
+            continue
+    return found
+
+
+def _start(machine: Machine, *more: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((machine.address, machine.ssh_port))
+        except OSError:
+            raise LabError(
+                f"port {machine.ssh_port} on {machine.address} is taken by another program, and {machine.name} needs it for ssh (ss -ltnp)"
+            ) from None
+    forward = f"user,id=net,hostfwd=tcp:{machine.address}:{machine.ssh_port}-:22"
+    argv = [
+        *(machine_hardware.QEMU, "-name", f"{machine.segment.namespace(machine.name)}"),
+        *machine_hardware.arguments(machine.hardware, machine_hardware.acceleration()),
+        # unsafe: nothing waits for this machine's own disk. A cut of the machine's power loses its memory, not ours, and
+        # QEMU still hands every flushed block to the kernel.
+        *("-drive", "if=none,id=disk,format=qcow2,file=disk.qcow2,cache=unsafe,discard=unmap"),
+        *("-netdev", forward),
+        *("-object", "rng-random,id=entropy,filename=/dev/urandom"),
+        *("-fw_cfg", "name=opt/gpuwright/seed,file=seed.tar"),
+        *("-chardev", "file,id=serial,path=console,append=on", "-serial", "chardev:serial"),
+        *("-qmp", "unix:qmp,server=on,wait=off"),
+        *more,
+    ]
+    with (machine.directory / "qemu.log").open("wb") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=machine.directory
+        )
+    deadline = time.monotonic() + 20
+    while True:
+        if process.poll() is not None:
+            words = (machine.directory / "qemu.log").read_text(errors="replace").strip().splitlines()[-3:]
+            raise LabError(f"{machine.name} could not be switched on: {' | '.join(words) or 'QEMU said nothing'}")
+        try:
+            Qmp(machine.directory / "qmp").__exit__(None, None, None)
+            return
+        except LabError:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise
+        time.sleep(0.05)
+
+
+def _known_or_new(name: str, hardware: str | None, image: str | None, release: str, segment: Segment) -> Machine:
+    machines = known()
+    for machine in machines:
+        if machine.name == name:
+            has = (machine.hardware, machine.image, machine.release)
+            if has != (hardware or has[0], image or has[1], release):
+                raise LabError(
+                    f"{name} is a machine of kind {has[0]} with the {has[1]} image of {has[2]}; "
+                    f"for another choose another name, or: gpuwright lab down {name}"
+                )
+            return machine
+    taken = {machine.ssh_port for machine in machines}
+    first = _FIRST_PORT + segment.number * _PORTS
+    port = next((port for port in range(first, first + _PORTS) if port not in taken), None)
+    if port is None:
+        raise LabError(
+            f"the lab has {len(machines)} machines and no port left; free some with: gpuwright lab down NAME"
+        )
+    machine = Machine(name, release, segment, hardware or _HARDWARE, image or _IMAGE, port)
+    machine._write_record()
+    machine.known_hosts.write_text(machine._host_key_line())
+    return machine
