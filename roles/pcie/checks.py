@@ -11,7 +11,6 @@ from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import sizes
 from roles.pcie import p2p_checks
 from roles.pcie.facts import TOPOLOGY, Function, Topology, expected
-from roles.pcie.judgement import iommu_fault
 
 UNIT = "gpuwright-acs.service"
 
@@ -50,9 +49,7 @@ def _iommu(topology: Topology, accelerators: tuple[Function, ...], spec: NodeSpe
     now = topology.iommu(accelerators)
     if now.mode == "unknown":
         raise CouldNotLook(f"the IOMMU's mode: {now.evidence}")
-    fault = iommu_fault(spec.pcie, spec.hardware, topology)
-    waits = "; a reboot is due: the kernel was not told yet" if fault and fault.waits_for_reboot else ""
-    return judged(fault is None, f"IOMMU in mode {spec.pcie.iommu}", f"{now.mode} ({now.evidence}){waits}")
+    return judged(now.mode == spec.pcie.iommu, f"IOMMU in mode {spec.pcie.iommu}", f"{now.mode} ({now.evidence})")
 
 
 def _no_redirect(topology: Topology, accelerators: tuple[Function, ...], spec: NodeSpec) -> Verdict:

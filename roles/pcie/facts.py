@@ -28,7 +28,6 @@ _SCRIPT = r"""
 sys=@SYS@
 [ -d "$sys/bus" ] || exit 1
 echo "U $(id -u)"
-if [ -r @PROC@/cmdline ]; then sed 's/^/K /' @PROC@/cmdline; fi
 units=0 groups=0
 for unit in "$sys"/class/iommu/*; do
   if [ -e "$unit" ]; then echo "I ${unit##*/}"; units=$((units + 1)); fi
@@ -154,8 +153,6 @@ class Topology:
     """Of every bridge from PCI to PCI, by its address."""
     vfio_holders: tuple[str, ...] | None
     """Programs that have a device of VFIO open. None: only root can tell."""
-    command_line: tuple[str, ...] = ()
-    """The words the kernel was started with. Ours have neither blanks nor quotes in them."""
 
     def accelerators(self, told_by: Accelerators) -> tuple[Function, ...]:
         """The accelerators in the order of their addresses. Virtual functions are parts of one, and not counted."""
@@ -218,13 +215,10 @@ def parse(text: str) -> Topology:
     acs: dict[str, Acs] = {}
     units, holders = [], []
     counted = ""
-    command_line: tuple[str, ...] = ()
     for line in lines:
         tag, _, rest = line.partition(" ")
         if tag == "U":
             root = rest == "0"
-        elif tag == "K":
-            command_line = tuple(rest.split())
         elif tag == "I":
             units.append(rest)
         elif tag == "H":
@@ -280,7 +274,7 @@ def parse(text: str) -> Topology:
     if unknown := sorted({above for path in paths.values() for above in path} - functions.keys()):
         raise ValueError(f"nothing is said of {unknown[0]}, which is above others")
     vfio_holders = tuple(sorted(set(holders))) if root else None
-    return Topology(functions, tuple(sorted(units)), groups, acs, vfio_holders, command_line)
+    return Topology(functions, tuple(sorted(units)), groups, acs, vfio_holders)
 
 
 def _acs(said: str) -> Acs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwright import boot
 from roles.pcie.facts import Topology
 from roles.pcie.spec import PcieSpec
 from roles.pcie.wishes import wishes
@@ -21,10 +23,10 @@ class Fault:
     waits_for_reboot: bool = False
 
 
-def faults(spec: PcieSpec, hardware: Hardware, seen: Topology) -> list[Fault]:
-    """Everything that is not as asked; empty where all of it was seen and is right."""
+def faults(spec: PcieSpec, hardware: Hardware, seen: Topology, line: Sequence[boot.Given]) -> list[Fault]:
+    """Everything that is not as asked; empty where all of it was seen and is right. `line`: what the kernel runs with."""
     found = []
-    if fault := iommu_fault(spec, hardware, seen):
+    if fault := iommu_fault(spec, hardware, seen, line):
         found.append(fault)
     if spec.acs_redirect == "cleared":
         found += [
@@ -34,12 +36,12 @@ def faults(spec: PcieSpec, hardware: Hardware, seen: Topology) -> list[Fault]:
     return found
 
 
-def iommu_fault(spec: PcieSpec, hardware: Hardware, seen: Topology) -> Fault | None:
-    """What is wrong with the IOMMU's mode. The state is judged; the command line only says whether a reboot is due."""
+def iommu_fault(spec: PcieSpec, hardware: Hardware, seen: Topology, line: Sequence[boot.Given]) -> Fault | None:
+    """What is wrong with the IOMMU's mode. The state is judged; the running command line (`line`) says whether a reboot is due."""
     now = seen.iommu(seen.accelerators(hardware.accelerators))
     if now.mode == spec.iommu:
         return None
-    missing = [word.text for word in wishes(spec, hardware).words if word.text not in seen.command_line]
+    missing = [word.text for word in wishes(spec, hardware).words if not boot.holds(line, word)]
     expected = f"seen: IOMMU {now.mode} ({now.evidence}); expected: {spec.iommu}"
     if missing:
         return Fault(f"{expected}; do: reboot; the kernel runs without {', '.join(missing)}", waits_for_reboot=True)
@@ -48,7 +50,9 @@ def iommu_fault(spec: PcieSpec, hardware: Hardware, seen: Topology) -> Fault | N
             f"{expected}; do: turn the IOMMU on in the firmware (VT-d, AMD-Vi, SMMU), or say pcie.iommu: off; a virtual "
             "machine often has none"
         )
-    return Fault(f"{expected}; do: look at /proc/cmdline for a later word that takes it back, and at dmesg")
+    return Fault(
+        f"{expected}; although the kernel was told so; do: look at what the kernel's log says of DMAR, AMD-Vi or SMMU"
+    )
 
 
 def redirecting(seen: Topology, hardware: Hardware) -> list[str]:

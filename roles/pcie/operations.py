@@ -9,7 +9,7 @@ from pyinfra import logger
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.context import ctx_host
 
-from gpuwright import snapshot
+from gpuwright import boot, snapshot
 from roles.pcie.facts import TOPOLOGY
 from roles.pcie.judgement import Fault, faults
 from roles.pcie.spec import PcieSpec
@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # the node's description is composed of the roles' own parts
 
 def _faults(host: Any, spec: PcieSpec, hardware: Hardware) -> list[Fault]:
     try:
-        return faults(spec, hardware, snapshot.read(host).read(TOPOLOGY))
+        seen = snapshot.read(host)
+        return faults(spec, hardware, seen.read(TOPOLOGY), seen.read(boot.BOOT).line)
     except snapshot.CouldNotLook as error:
         return [Fault(f"seen: nothing ({error}); expected: the PCIe topology; do: look at the node")]
 

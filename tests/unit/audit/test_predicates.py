@@ -209,7 +209,7 @@ DOCTORED = {
     "GPW-CONT-018": [("audit-docker-policy", "NUMAPolicy=n/a\nId=docker", "NUMAPolicy=bind\nId=docker")],
     "GPW-PCIE-001": [("pcie", "T 15 identity", "T 15 DMA-FQ")],
     "GPW-PCIE-002": [("pcie", "C 0000:00:02.0 word 0011", "C 0000:00:02.0 word 0015")],
-    "GPW-PCIE-003": [("pcie", "K BOOT", "H qemu-system-x86\nK BOOT")],
+    "GPW-PCIE-003": [("pcie", "I dmar0", "I dmar0\nH qemu-system-x86")],
     "GPW-PCIE-004": [("audit-pcie-unit", "ActiveState=active", "ActiveState=failed")],
     "GPW-PCIE-005": [("pcie", "A 0000:20:00.0/class:0x030200", "A 0000:20:00.0/class:0x0b4000")],
     "GPW-PCIE-006": [("pcie", "A 0000:20:00.0/current_link_width:16", "A 0000:20:00.0/current_link_width:4")],
