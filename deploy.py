@@ -3,11 +3,13 @@
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import connect, ownership, wishes
+from gpuwright.audit import privileged
 from gpuwright.deploy import announce
 from gpuwright.ingress import ingress
 from gpuwright.peers import peer_groups
 from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
+from roles.access import access, access_retired
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
@@ -24,8 +26,12 @@ spec = node(host)
 barrier = wishes.barrier(spec)
 announce(host, barrier)
 
-ownership.retire_roles(present=spec.roles, but=("firewall",))
+ownership.retire_roles(present=spec.roles, but=("access", "firewall"))
 base(spec.base)
+if spec.access:
+    access(spec.access, profile=spec.hardening, audit_script=privileged.script(spec))
+else:
+    access_retired()
 if spec.firewall:
     firewall(spec.firewall, ports=ingress(spec))
 if spec.models:  # weights are on their way while the rest is installed
@@ -43,7 +49,9 @@ if spec.memory:
     memory_verified(spec.memory, hardware=spec.hardware)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
-ownership.retire_roles(present=spec.roles)  # a firewall goes only now that `containers` keeps neighbours away itself
+ownership.retire_roles(
+    present=spec.roles, but=("access",)
+)  # a firewall goes only now that `containers` keeps neighbours away itself
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:

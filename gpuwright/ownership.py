@@ -18,7 +18,7 @@ from gpuwright import snapshot
 
 RECORD = "/var/lib/gpuwright/owned"
 
-Kind = Literal["file", "unit", "container", "network", "volume", "table", "user", "directory", "hold"]
+Kind = Literal["file", "unit", "container", "network", "volume", "table", "user", "account", "directory", "hold"]
 
 # Whole trees are removed only where nobody else keeps anything.
 _OUR_TREES = ("/var/lib/gpuwright/", "/etc/gpuwright/", "/run/gpuwright/", "/usr/local/lib/gpuwright/")
@@ -33,7 +33,18 @@ _MADE_FROM = {
 }
 
 # Units first: nothing may still run from what is taken away next.
-_ORDER: tuple[Kind, ...] = ("unit", "container", "network", "volume", "table", "file", "directory", "user", "hold")
+_ORDER: tuple[Kind, ...] = (
+    "unit",
+    "container",
+    "network",
+    "volume",
+    "table",
+    "file",
+    "directory",
+    "user",
+    "account",
+    "hold",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -73,6 +84,12 @@ def _removal(thing: Owned) -> str:
         return f"rm -rf {name}"
     if thing.kind == "user":
         return f"! id -u {name} >/dev/null 2>&1 || userdel {name}"
+    if thing.kind == "account":
+        # A person's: files and log lines keep a name, and nobody else is given its number. Who is logged in is out.
+        return (
+            f"! id -u {name} >/dev/null 2>&1 || {{ usermod --lock --expiredate 1 --shell /usr/sbin/nologin {name} && "
+            f"{{ pkill -KILL -u {name} || true; }}; }}"
+        )
     if thing.kind == "hold":
         return f"apt-mark unhold -q {name} >/dev/null"
     if thing.kind == "table":
@@ -120,16 +137,19 @@ def recorded(host: object) -> list[Owned]:
         return []
 
 
+def recorded_of(host: object, role: str) -> list[Owned]:
+    """What is recorded on the node for one role."""
+    try:
+        return [Owned(f.kind, f.name) for f in snapshot.read(host).read(snapshot.OWNED) if f.role == role]  # type: ignore[arg-type]
+    except snapshot.CouldNotLook:
+        return []
+
+
 def retire(role: str, keep: Sequence[Owned]) -> None:
     """Remove what is recorded for `role` and not in `keep`; the operation's name lists it, in a dry run too."""
     host = ctx_host.get()
-    try:
-        found = snapshot.read(host).read(snapshot.OWNED)
-    except snapshot.CouldNotLook:
-        return
     wanted = set(keep)
-    gone = [Owned(f.kind, f.name) for f in found if f.role == role]  # type: ignore[arg-type]
-    gone = [thing for thing in gone if thing not in wanted]
+    gone = [thing for thing in recorded_of(host, role) if thing not in wanted]
     if gone:
         listed = ", ".join(str(thing) for thing in gone)
         _remove(

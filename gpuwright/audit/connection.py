@@ -12,9 +12,12 @@ from testinfra.backend.paramiko import ParamikoBackend
 from testinfra.host import Host
 
 from gpuwright import snapshot
+from gpuwright.audit import privileged
 from gpuwright.audit.control import Control
 from gpuwright.audit.controls import sections
 from gpuwright.connect import without_delay
+from gpuwright.spec.node import NodeSpec
+from roles.access import AUDIT_SCRIPT
 
 
 class _Strict(ParamikoBackend):  # type: ignore[misc]  # testinfra has no types
@@ -66,4 +69,22 @@ def read(host: Host, controls: tuple[Control, ...]) -> snapshot.Snapshot:
         answer = host.run(snapshot.script(sections(controls)))
     except (OSError, paramiko.SSHException) as fault:
         raise snapshot.CouldNotLook(f"no connection to {host.backend.get_pytest_id()}: {fault}") from fault
+    return snapshot.parse(answer.stdout)
+
+
+def read_as_auditor(host: Host, spec: NodeSpec) -> snapshot.Snapshot:
+    """The same through the one script that an account with ``sudo: audit`` may run. Raises CouldNotLook.
+
+    Its hash is compared first: what another script says is no observation.
+    """
+    try:
+        found = host.run(f"sha256sum {AUDIT_SCRIPT}").stdout.partition(" ")[0]
+        if found != privileged.digest(spec):
+            seen = f"has sha256 {found}" if found else "is not there"
+            raise snapshot.CouldNotLook(f"{AUDIT_SCRIPT} {seen}, and this audit needs another one: deploy first")
+        answer = host.run(f"sudo -n {AUDIT_SCRIPT}")
+    except (OSError, paramiko.SSHException) as fault:
+        raise snapshot.CouldNotLook(f"no connection to {host.backend.get_pytest_id()}: {fault}") from fault
+    if answer.rc != 0:
+        raise snapshot.CouldNotLook(f"sudo {AUDIT_SCRIPT} ended with status {answer.rc}: {answer.stderr.strip()}")
     return snapshot.parse(answer.stdout)

@@ -53,6 +53,128 @@ ACCOUNTS = References(
     bsi=("SYS.1.3.A2", "ORP.4.A9"),
     inferred=True,
 )
+SSH_ROOT = References(
+    "ssh: root login refused",
+    cis_debian12=("5.1.20",),
+    cis_ubuntu2404=("5.1.20",),
+    nist_r2=("3.1.1", "3.1.5"),
+    nist_r3=("03.01.01", "03.01.05"),
+    cmmc=("AC.L2-3.1.1", "AC.L2-3.1.5"),
+    bsi=("OPS.1.1.2.A5", "SYS.1.3.A8"),
+    inferred=False,
+)
+SSH_EMPTY_PASSWORDS = References(
+    "ssh: empty passwords refused",
+    cis_debian12=("5.1.19",),
+    cis_ubuntu2404=("5.1.19",),
+    nist_r2=("3.1.1", "3.1.5"),
+    nist_r3=("03.01.01", "03.01.05"),
+    cmmc=("AC.L2-3.1.1", "AC.L2-3.1.5"),
+    bsi=("SYS.1.3.A8",),
+    inferred=False,
+)
+SSH_KEYS_ONLY = References(
+    "ssh: keys only, no password or keyboard-interactive login",
+    nist_r2=("3.5.2", "3.5.4"),
+    nist_r3=("03.05.01", "03.05.04"),
+    cmmc=("IA.L2-3.5.2", "IA.L2-3.5.4"),
+    bsi=("SYS.1.3.A8", "SYS.1.1.A2"),
+    inferred=True,
+)
+SSH_ALGORITHMS = References(
+    "ssh: ciphers, key exchange, MACs",
+    cis_debian12=("5.1.6", "5.1.12", "5.1.15"),
+    cis_ubuntu2404=("5.1.6", "5.1.12", "5.1.15"),
+    nist_r2=("3.1.13", "3.13.8"),
+    nist_r3=("03.13.08",),
+    cmmc=("AC.L2-3.1.13", "SC.L2-3.13.8"),
+    bsi=("SYS.1.3.A8", "CON.1.A1"),
+    inferred=False,
+)
+SSH_LIMITS = References(
+    "ssh: MaxAuthTries, LoginGraceTime, MaxStartups, MaxSessions",
+    cis_debian12=("5.1.16", "5.1.13", "5.1.18", "5.1.17"),
+    cis_ubuntu2404=("5.1.16", "5.1.13", "5.1.18", "5.1.17"),
+    nist_r2=("3.1.8",),
+    nist_r3=("03.01.08",),
+    cmmc=("AC.L2-3.1.8",),
+    inferred=True,
+)
+SSH_WHO = References(
+    "ssh: who may log in (AllowGroups)",
+    cis_debian12=("5.1.4",),
+    cis_ubuntu2404=("5.1.4",),
+    nist_r2=("3.1.1", "3.1.2", "3.1.12"),
+    nist_r3=("03.01.01", "03.01.02", "03.01.12"),
+    cmmc=("AC.L2-3.1.1", "AC.L2-3.1.2", "AC.L2-3.1.12"),
+    bsi=("ORP.4.A6",),
+    inferred=True,
+)
+SSH_FORWARDING = References(
+    "ssh: forwarding off (optional)",
+    cis_debian12=("5.1.8",),
+    cis_ubuntu2404=("5.1.8",),
+    nist_r2=("3.1.12", "3.4.6"),
+    nist_r3=("03.01.12", "03.04.06"),
+    cmmc=("AC.L2-3.1.12", "CM.L2-3.4.6"),
+    inferred=True,
+)
+SSH_IDLE = References(
+    "ssh: idle sessions end",
+    cis_debian12=("5.1.7",),
+    cis_ubuntu2404=("5.1.7",),
+    nist_r2=("3.1.11",),
+    nist_r3=("03.01.11",),
+    cmmc=("AC.L2-3.1.11",),
+    inferred=False,
+)
+SSH_TRUST = References(
+    "ssh: host trust, Kerberos, rhosts, user environment off",
+    cis_debian12=("5.1.9", "5.1.10", "5.1.11", "5.1.21"),
+    cis_ubuntu2404=("5.1.9", "5.1.10", "5.1.11", "5.1.21"),
+    nist_r2=("3.1.12",),
+    nist_r3=("03.01.12",),
+    cmmc=("AC.L2-3.1.12",),
+    inferred=False,
+)
+SSH_FILES = References(
+    "ssh: host key and sshd_config modes",
+    cis_debian12=("5.1.1", "5.1.2", "5.1.3"),
+    cis_ubuntu2404=("5.1.1", "5.1.2", "5.1.3"),
+    nist_r2=("3.1.13", "3.13.10"),
+    nist_r3=("03.13.08", "03.13.10"),
+    cmmc=("AC.L2-3.1.13", "SC.L2-3.13.10"),
+    bsi=("CON.1.A4",),
+    inferred=False,
+)
+SSH_BANNER = References(
+    "remote login notice",
+    cis_debian12=("1.6.2", "1.6.3", "5.1.5"),
+    cis_ubuntu2404=("1.6.2", "1.6.3", "5.1.5"),
+    nist_r2=("3.1.9",),
+    nist_r3=("03.01.09",),
+    cmmc=("AC.L2-3.1.9",),
+    inferred=False,
+)
+# 5.2.3 and 5.2.4 are not claimed: the log is the journal, and deploys have no password to type.
+SUDO = References(
+    "sudo: pty",
+    cis_debian12=("5.2.2",),
+    cis_ubuntu2404=("5.2.2",),
+    nist_r2=("3.1.7",),
+    nist_r3=("03.01.07",),
+    cmmc=("AC.L2-3.1.7",),
+    bsi=("OPS.1.1.2.A5", "OPS.1.1.2.A28"),
+    inferred=True,
+)
+NAMED_ADMINISTRATORS = References(
+    "accounts: named administrators, no shared login",
+    nist_r2=("3.3.2", "3.5.1"),
+    nist_r3=("03.03.02", "03.05.01"),
+    cmmc=("AU.L2-3.3.2", "IA.L2-3.5.1"),
+    bsi=("OPS.1.1.2.A5", "ORP.4.A1"),
+    inferred=True,
+)
 JOURNAL = References(
     "journald: persistent, compressed, capped",
     cis_debian12=("6.1.1.1", "6.1.1.3", "6.1.2.3", "6.1.2.4"),

@@ -26,6 +26,7 @@ from gpuwright.spec.fault import Fault, Refused, SettingPath, relative, report, 
 from gpuwright.spec.names import exists, is_host_name
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.sentence import nearest
+from roles.access import sshd
 
 SETTINGS = {
     # what a host may say besides ssh_*: and of which type
@@ -195,6 +196,7 @@ def _read(
             continue
         spec = loaded.spec
         collected.faults += loaded.unfinished
+        collected.faults += _login_faults(place, settings, spec)
         collected.specs[host] = spec
         collected.wanted[host] = loaded.wanted
         collected.node_files[host] = file
@@ -258,6 +260,39 @@ def _host_faults(collected: Collected, place: _Place, settings: object) -> list[
     if isinstance(port, int) and not 1 <= port <= 65535:
         found.append(place.fault(("ssh_port",), port, "must be from 1 to 65535"))
     return [*found, *_address_faults(collected, place, settings)]
+
+
+def _login_faults(place: _Place, settings: Mapping[str, Any], spec: NodeSpec) -> list[Fault]:
+    """The run's own user must be able to come back after role `access` has been at work."""
+    if spec.access is None or place.host == "@local":
+        return []
+    name = settings.get("ssh_user")
+    if name is None:
+        sentence = "is missing: role access has to know whom it must not lock out"
+        return [place.fault(("ssh_user",), None, sentence)]
+    path: SettingPath = ("ssh_user",)
+    users = spec.access.users
+    deployers = [user for user, what in users.items() if what.sudo == "all"]
+    instead = f"connect as {deployers[0]}" if deployers else "give one of access.users 'sudo: all'"
+    if name == "root":
+        if sshd.keywords(spec.access, spec.hardening).get("PermitRootLogin") == "no":
+            sentence = f"could not log in any more: hardening {spec.hardening} refuses root over SSH; {instead}"
+            return [place.fault(path, name, sentence)]
+        if sshd.only_users(spec.access, spec.hardening) and name not in users:
+            sentence = f"could not log in any more: access.users does not name root; {instead}, or add it"
+            return [place.fault(path, name, sentence)]
+        return []
+    if name not in users:
+        if not sshd.only_users(spec.access, spec.hardening):
+            return []
+        sentence = f"could not log in any more: it is none of access.users{nearest(str(name), list(users))}"
+        return [place.fault(path, name, sentence)]
+    if users[name].sudo != "all":
+        return [place.fault(path, name, f"may not become root (access.users.{name}.sudo); {instead}")]
+    if not settings.get("_sudo"):
+        sentence = 'is missing: this user becomes root through sudo, so the host needs "_sudo": True'
+        return [place.fault(("_sudo",), None, sentence)]
+    return []
 
 
 def _address_faults(collected: Collected, place: _Place, settings: Mapping[str, Any]) -> list[Fault]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gpuwright.spec.base import Profile, Size, Strict
+from roles.access.spec import AccessSpec
 from roles.base.spec import BaseSpec
 from roles.containers.spec import ContainersSpec
 from roles.engine.spec import EngineSpec
@@ -82,6 +83,7 @@ class NodeSpec(Strict):
         description="true: somebody can reach this machine's console without its network (BMC, serial line); asked for by strict",
     )
     base: BaseSpec = BaseSpec()
+    access: AccessSpec | None = None
     firewall: FirewallSpec | None = None
     kernel: KernelSpec | None = None
     pcie: PcieSpec | None = None
@@ -94,5 +96,5 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
+        optional = ("access", "firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
         return ("base", *(role for role in optional if getattr(self, role) is not None))

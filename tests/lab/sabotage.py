@@ -94,6 +94,18 @@ def _apt(text: str) -> Sabotage:
     return Sabotage(f"printf {shlex.quote(text)} >{file}", f"rm {file}")
 
 
+def _sshd(text: str, before: str = "true", after: str = "true") -> Sabotage:
+    """A file of sshd's that sorts before ours."""
+    file, again = "/etc/ssh/sshd_config.d/00-a.conf", "systemctl reload ssh.service; sleep 0.3"
+    return Sabotage(f"{before}; printf {shlex.quote(text)} >{file}; {again}", f"rm {file}; {after}; {again}")
+
+
+def _sudoers(text: str) -> Sabotage:
+    """A file of sudo's that sorts behind ours."""
+    file = "/etc/sudoers.d/zzz-sabotage"
+    return Sabotage(f"printf '%s\\n' {shlex.quote(text)} >{file}; chmod 0440 {file}", f"rm {file}")
+
+
 def _mode(path: str, wrong: str, right: str, heals: bool = False) -> Sabotage:
     return Sabotage(f"chmod {wrong} {path}", f"chmod {right} {path}", heals=heals)
 
@@ -160,6 +172,53 @@ SABOTAGES: dict[str, Sabotage] = {
         "systemctl reset-failed gpuwright-sabotage",
     ),
     "GPW-BASE-014": Sabotage(f"touch /etc/systemd/system/{_GATEWAY}", "systemctl daemon-reload", heals=True),
+    # --- access (server-cis1, with a notice, deployed by an account with sudo; tests/lab/test_access.py)
+    "GPW-ACCS-001": _sshd("Match all\\n PermitRootLogin yes\\n"),
+    "GPW-ACCS-002": _sshd("Match all\\n PasswordAuthentication yes\\n"),
+    "GPW-ACCS-003": _sshd("Match all\\n PermitEmptyPasswords yes\\n"),
+    "GPW-ACCS-004": _sshd("Ciphers aes128-cbc,aes256-ctr\\n"),
+    "GPW-ACCS-005": _sshd("Match all\\n MaxAuthTries 50\\n"),
+    "GPW-ACCS-006": _sshd("Match User nobody-of-that-name\\n AllowUsers nobody-of-that-name\\n"),
+    "GPW-ACCS-007": _sshd("Match all\\n X11Forwarding yes\\n"),
+    "GPW-ACCS-008": _sshd("Match all\\n ClientAliveInterval 0\\n"),
+    "GPW-ACCS-009": _sshd("Match all\\n HostbasedAuthentication yes\\n"),
+    "GPW-ACCS-010": Sabotage(
+        # a change of mode is a change of the file
+        "chmod 0666 /etc/ssh/sshd_config; systemctl reload ssh.service; sleep 0.3",
+        "chmod 0644 /etc/ssh/sshd_config; systemctl reload ssh.service; sleep 0.3",
+    ),
+    "GPW-ACCS-011": _sshd(
+        "HostKey /etc/ssh/ssh_host_sabotage_key\\n",
+        "ssh-keygen -q -t rsa -b 2048 -N '' -f /etc/ssh/ssh_host_sabotage_key",
+        "rm /etc/ssh/ssh_host_sabotage_key /etc/ssh/ssh_host_sabotage_key.pub",
+    ),
+    "GPW-ACCS-012": _sshd("Match all\\n Banner none\\n"),
+    "GPW-ACCS-013": Sabotage("touch /etc/ssh/sshd_config", "systemctl reload ssh.service; sleep 0.3", heals=True),
+    "GPW-ACCS-014": Sabotage(
+        "ssh-keygen -q -t ed25519 -N '' -f /run/sabotage; cp -a /etc/ssh/authorized_keys.d/auditor /run/kept-keys; "
+        "cat /run/sabotage.pub >>/etc/ssh/authorized_keys.d/auditor",
+        "cp -a /run/kept-keys /etc/ssh/authorized_keys.d/auditor; rm /run/sabotage /run/sabotage.pub",
+        heals=True,
+    ),
+    "GPW-ACCS-015": Sabotage("usermod --expiredate 1 auditor", "usermod --expiredate '' auditor", heals=True),
+    "GPW-ACCS-016": _sudoers("Defaults !use_pty"),
+    "GPW-ACCS-017": _sudoers("auditor ALL=(root) NOPASSWD: /usr/bin/id"),
+    "GPW-ACCS-018": Sabotage(
+        "cp -a /usr/local/lib/gpuwright/audit-snapshot /run/kept-script; echo '# x' >>/usr/local/lib/gpuwright/audit-snapshot",
+        "cp -a /run/kept-script /usr/local/lib/gpuwright/audit-snapshot",
+        heals=True,
+    ),
+    "GPW-ACCS-019": Sabotage(
+        "mkdir -p /var/lib/gpuwright/guard/fired.deadline; printf 'id=x\\nrole=access\\nwho=x\\nseconds=120\\n' "
+        ">/var/lib/gpuwright/guard/fired.deadline/about",
+        "rm -r /var/lib/gpuwright/guard/fired.deadline",
+        heals=True,
+    ),
+    "GPW-ACCS-020": Sabotage(
+        "systemctl disable --quiet gpuwright-guard.service",
+        "systemctl enable --quiet gpuwright-guard.service",
+        heals=True,
+    ),
     # --- firewall
     "GPW-FIRE-001": _rules("chain inet gpuwright input { policy accept; }"),
     "GPW-FIRE-002": _rules(

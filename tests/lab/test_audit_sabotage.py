@@ -18,6 +18,8 @@ from gpuwright.spec.fleet import collect
 pytestmark = pytest.mark.lab
 
 HOST = "aud-1"
+# This host has no role access: its own test has a host that is deployed by an account with sudo.
+HERE = [key for key in sabotage.SABOTAGES if not key.startswith("GPW-ACCS-")]
 GREEN = (Outcome.PASS, Outcome.NOT_APPLICABLE)
 
 
@@ -105,7 +107,7 @@ def test_a_sabotage_turns_exactly_its_control_red(node, green, control):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("control", [key for key in sabotage.SABOTAGES if key not in sabotage.SAMPLE])
+@pytest.mark.parametrize("control", [key for key in HERE if key not in sabotage.SAMPLE])
 def test_every_other_sabotage_turns_exactly_its_control_red(node, green, control):
     check(node, green, control)
 
@@ -151,7 +153,7 @@ def test_the_whole_audit_is_one_exchange_and_takes_a_second(node, green):
 @pytest.mark.proof
 def test_a_deploy_heals_what_drifted(node, green):
     """Everything that the next deploy is said to put right, done at once."""
-    drifted = [key for key, entry in sabotage.SABOTAGES.items() if entry.heals]
+    drifted = [key for key in HERE if sabotage.SABOTAGES[key].heals]
     # The last: others reload systemd in passing.
     drifted.sort(key=lambda key: key == "GPW-BASE-014")
     for key in drifted:

@@ -265,7 +265,7 @@ def test_the_controller_killed(node, point):
 
 def test_the_controller_killed_after_the_proof(node):
     change = node.start("LogLevel DEBUG\n", seconds=5)
-    node.wait_for(f"grep -q DEBUG {DROP_IN} && ! ls -d /var/lib/gpuwright/guard/armed 2>/dev/null && echo proven")
+    node.wait_for(f"grep -q DEBUG {DROP_IN} && [ ! -d /var/lib/gpuwright/guard/armed ] && echo proven")
     change.kill()
     time.sleep(6)
     assert node.content() == "LogLevel DEBUG\n"
@@ -311,7 +311,8 @@ def test_the_disk_fills_up_while_the_guard_is_armed(node):
     try:
         status, said = node.run(REFUSES, apply=f"{RELOAD}; head -c 1M /dev/zero >{mounted}/full; true")
         assert status != 0, said
-        assert node.console(f"df --output=avail {mounted} | tail -n 1") == "0"
+        # What the new file took is free again; nothing else is.
+        assert int(node.console(f"df --output=avail -k {mounted} | tail -n 1")) <= 4
         node.is_old(within=1)
     finally:
         node.console(

@@ -34,6 +34,8 @@ class Trial:
     host: Host
     directory: Path
     node: dict[str, Any]
+    connect: dict[str, Any] = field(default_factory=dict)
+    """Settings of the host in the inventory, over root and the lab's key."""
 
     def run(self, *options: str, timeout: float = 600) -> Run:
         """``pyinfra inventory deploy.py`` as a user types it; the node file is written first."""
@@ -46,6 +48,7 @@ class Trial:
             "ssh_user": "root",
             "ssh_key": str(self.host.ssh_key),
             "ssh_known_hosts_file": str(self.host.known_hosts),
+            **self.connect,
         }
         (self.directory / "inventory.py").write_text(
             "from gpuwright.spec.fleet import fleet as _fleet\n"

@@ -98,4 +98,15 @@ def test_a_directory_outside_our_trees_is_only_removed_when_empty():
 
 
 def test_every_kind_has_its_place_in_the_order():
-    assert set(_ORDER) == {"file", "unit", "container", "network", "volume", "table", "user", "directory", "hold"}
+    assert set(_ORDER) == {
+        "file",
+        "unit",
+        "container",
+        "network",
+        "volume",
+        "table",
+        "user",
+        "account",
+        "directory",
+        "hold",
+    }

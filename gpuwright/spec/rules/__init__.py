@@ -9,6 +9,7 @@ from gpuwright.spec.document import Document
 from gpuwright.spec.fault import Fault, dotted, shown
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules import (
+    access,
     compatibility,
     containers,
     engines,
@@ -26,6 +27,7 @@ from gpuwright.spec.rules.found import Found
 
 RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *hardening.RULES,
+    *access.RULES,
     *hardware.RULES,
     *kernel.RULES,
     *pcie.RULES,

@@ -15,6 +15,7 @@ import sabotage
 EVERY = controls.every()
 ROLE = {
     "BASE": "base",
+    "ACCS": "access",
     "FIRE": "firewall",
     "PCIE": "pcie",
     "MEMO": "memory",

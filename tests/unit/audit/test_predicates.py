@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuwright.audit import controls
+from gpuwright.audit import controls, privileged
 from gpuwright.audit.control import Outcome
 from gpuwright.audit.judge import judge_all
 from gpuwright.ingress import ingress
 from gpuwright.snapshot import Snapshot
 from gpuwright.spec.fleet import collect
 from gpuwright.upstreams import upstreams
+from roles.access import keys as authorized_keys
+from roles.access.spec import AccessSpec
 from roles.engine import container, model_directory
 from roles.firewall import table
 from roles.gateway import keys
@@ -33,6 +35,8 @@ REPOSITORY = HERE.parents[2]
 RECORDED = {name: "\n".join(lines) for name, lines in json.loads((HERE / "recorded.json").read_text()).items()}
 
 COMMIT, DIGEST = "c0ffee" * 6 + "c0ff", "sha256:" + "d1" * 32
+DEPLOY_KEY = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 42}B deploy"
+AUDIT_KEY = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 42}C audit"
 INVENTORY = """
 from gpuwright.spec.fleet import fleet as _fleet
 nodes = _fleet({{"n": {{"node": "lab", "set": {settings!r}}}}}, __file__, pins={pins!r})
@@ -67,7 +71,25 @@ def spec(tmp_path_factory):
     hardware = described.hardware.model_copy(
         update={"hbm_numa_nodes": (1,), "gpus": gpus, "accelerators": accelerators}
     )
-    return described.model_copy(update={"hardware": hardware, "memory": MemorySpec(), "pcie": PcieSpec()})
+    # Deployed by an account with sudo: in the lab's own node file it is root.
+    access = AccessSpec.model_validate(
+        {
+            "users": {
+                "deploy": {"keys": [DEPLOY_KEY], "sudo": "all"},
+                "auditor": {"keys": [AUDIT_KEY], "sudo": "audit"},
+            },
+            "banner": "For authorised use only.",
+        }
+    )
+    return described.model_copy(
+        update={
+            "hardware": hardware,
+            "memory": MemorySpec(),
+            "pcie": PcieSpec(),
+            "access": access,
+            "hardening": "server-cis1",
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +105,9 @@ def answers(spec):
         "@RULES@": hashlib.sha256(table.rules(spec.firewall, ingress(spec))).hexdigest(),
         "@IDENTITY@": identity,
         "@CADDY@": hashlib.sha256(Path(spec.gateway.caddy.file).read_bytes()).hexdigest(),
+        "@DEPLOY_KEY@": authorized_keys.parse(DEPLOY_KEY).fingerprint,
+        "@AUDIT_KEY@": authorized_keys.parse(AUDIT_KEY).fingerprint,
+        "@AUDIT_SCRIPT@": privileged.digest(spec),
         "@EXPIRES@": f"{expires:%b %d %H:%M:%S %Y GMT}",
     }
     found = dict(RECORDED)
@@ -183,6 +208,26 @@ DOCTORED = {
     "GPW-CONT-008": [("audit-docker-access", "file 644 root root", "file 644 alice root")],
     "GPW-CONT-009": [("audit-docker-access", r"\Z", "\nproxy /usr/bin/docker-proxy -proto tcp")],
     "GPW-CONT-010": [("audit-docker-access", "\nheld docker.io", "")],
+    "GPW-ACCS-001": [("audit-access-effective", r"(nobody\S+ 192.0.2.1 permitrootlogin) no", r"\1 yes")],
+    "GPW-ACCS-002": [("audit-access-effective", r"(root 127.0.0.1 passwordauthentication) no", r"\1 yes")],
+    "GPW-ACCS-003": [("audit-access-effective", "permitemptypasswords no", "permitemptypasswords yes")],
+    "GPW-ACCS-004": [("audit-access-effective", r"(nobody\S+ \S+ ciphers )", r"\1aes128-cbc,")],
+    "GPW-ACCS-005": [("audit-access-effective", "maxstartups 10:30:60", "maxstartups 10:30:100")],
+    "GPW-ACCS-006": [("audit-access-effective", r"(root \S+ allowusers )auditor", r"\1bob")],
+    "GPW-ACCS-007": [("audit-access-effective", "x11forwarding no", "x11forwarding yes")],
+    "GPW-ACCS-008": [("audit-access-effective", "clientaliveinterval 60", "clientaliveinterval 0")],
+    "GPW-ACCS-009": [("audit-access-effective", "permituserenvironment no", "permituserenvironment yes")],
+    "GPW-ACCS-010": [("audit-access-host-keys", "file 600 root", "file 640 root")],
+    "GPW-ACCS-011": [("audit-access-host-keys", r"\Z", "\nhostkey RSA 2048 /etc/ssh/ssh_host_rsa_key")],
+    "GPW-ACCS-012": [("audit-access-effective", "banner /.*", "banner none")],
+    "GPW-ACCS-013": [("audit-access-running", "changed 1795985999", "changed 1795986999")],
+    "GPW-ACCS-014": [("audit-access-keys", "key auditor .* /", "key auditor SHA256:another /")],
+    "GPW-ACCS-015": [("audit-access-keys", r"\Z", "\nexpired auditor")],
+    "GPW-ACCS-016": [("audit-access-sudo", "pty deploy\n", "")],
+    "GPW-ACCS-017": [("audit-access-sudo", r' ""\Z', "")],
+    "GPW-ACCS-018": [("audit-access-script", "755 root", "775 root")],
+    "GPW-ACCS-019": [("guard", r"\A", "fired.deadline at=2026-11-29T20:00:00Z id=1\trole=access\twho=x\tseconds=120")],
+    "GPW-ACCS-020": [("audit-access-guard-at-boot", "enabled", "disabled")],
     "GPW-FIRE-001": [
         ("audit-firewall-table", '"input", "prio": 0, "policy": "drop"', '"input", "prio": 0, "policy": "accept"')
     ],

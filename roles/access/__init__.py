@@ -1,0 +1,199 @@
+"""Who may log in and become root: accounts, keys, sudo and sshd, changed under the lock-out guard."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from pyinfra import logger
+from pyinfra.api import OperationError, deploy
+from pyinfra.context import ctx_host
+
+from gpuwright import guard, ownership, snapshot
+from gpuwright.atomic import File, Validate
+from gpuwright.ownership import Owned
+from gpuwright.packages import installed
+from gpuwright.render import static, template
+from gpuwright.spec.base import Profile
+from roles.access import keys, operations, sshd
+from roles.access.facts import SSH, Ssh
+from roles.access.spec import AccessSpec
+
+ROLE = "access"
+CHECK = "/usr/local/lib/gpuwright/access-sshd-check"
+AUDIT_SCRIPT = "/usr/local/lib/gpuwright/audit-snapshot"
+SUDOERS = "/etc/sudoers.d/zz-gpuwright"
+
+# sshd runs on its own, or is started by its socket at the first connection (Ubuntu since 22.10). Port and addresses are
+# the site's and stay as they are, so the socket never has to be told anything.
+_RELOAD = """\
+if systemctl is-active -q ssh.service; then
+  systemctl reload ssh.service || exit 1
+  # The signal is on its way: the old sshd must not be the one that answers the proof.
+  sleep 1
+elif ! systemctl is-active -q ssh.socket; then
+  systemctl start ssh.service || exit 1
+fi
+"""
+_BACK = """\
+systemctl reset-failed ssh.service ssh.socket 2>/dev/null
+if systemctl is-enabled -q ssh.socket 2>/dev/null; then
+  systemctl start ssh.socket
+  ! systemctl is-active -q ssh.service || systemctl reload ssh.service || systemctl restart ssh.service
+else
+  systemctl reload-or-restart ssh.service
+fi
+"""
+
+
+@deploy("Access")
+def access(spec: AccessSpec, profile: Profile, audit_script: bytes) -> None:
+    """Accounts, keys, sudo and sshd; what could lock anybody out stays only if a new connection proves that it does not.
+
+    + spec: the role's settings
+    + profile: how far the node is hardened
+    + audit_script: what the audit asks as root, as one script
+
+    Raises OperationError before anything changes for a node that cannot be made so.
+    """
+    host = ctx_host.get()
+    seen = snapshot.read(host).read(SSH)
+    refuse(host.name, seen)
+
+    people = [user for user in spec.users if user != "root"]
+    weak, _ = host_keys(seen, profile)
+    files = wanted(spec, profile, seen, audit_script)
+    recorded = [thing for thing in ownership.recorded_of(host, ROLE) if thing.kind != "account"]
+    claims = [file.owned for file in files]
+    gone = [thing for thing in recorded if thing not in claims]
+    say_what_is_overruled(host, seen)
+
+    installed(name="Install sudo", packages=["sudo"])
+    operations.accounts(name=f"Have accounts for {', '.join(people) or 'nobody but root'}", users=people)
+    operations.ed25519_host_key(name="Have an ed25519 host key")
+    guard.change(
+        name="Change who may log in and become root" + (f"; take away {', '.join(map(str, gone))}" if gone else ""),
+        role=ROLE,
+        files=files,
+        validate=[
+            Validate(f"visudo -cqf .{SUDOERS}"),
+            Validate(f"sh .{CHECK} ."),
+        ],
+        remove=gone,
+        undo=guard.Undo(paths=tuple(path for key in weak for path in (key.path, f"{key.path}.pub")), after=_BACK),
+        apply=apply(spec, weak),
+        stale=lambda now: reasons(now.read(SSH), profile),
+        seconds=spec.guard,
+    )
+    operations.effective(name="Ask sshd what it would do for every login account")
+    ownership.retire(ROLE, keep=[*claims, *recorded, *(Owned("account", user) for user in people)])
+
+
+@deploy("Access")
+def access_retired() -> None:
+    """The role is gone from the node file: what it put there goes, unless this run could not come back without it."""
+    host = ctx_host.get()
+    things = ownership.recorded_of(host, ROLE)
+    if not things:
+        return
+    files = [thing for thing in things if thing.kind != "account"]
+    own = host.data.get("ssh_user")
+    accounts = [thing for thing in things if thing.kind == "account" and thing.name != own]
+    if files:
+        guard.retire(
+            name=f"Remove from {host.name} what role {ROLE} put there: {', '.join(map(str, files))}",
+            role=ROLE,
+            things=files,
+            undo=guard.Undo(after=_BACK),
+            apply=_RELOAD,
+        )
+    if accounts:
+        ownership.retire(ROLE, keep=[thing for thing in things if thing not in accounts])
+
+
+def refuse(name: str, seen: Ssh) -> None:
+    """Raise OperationError, in one sentence, for a node that this role cannot work on."""
+    if not seen.present:
+        raise OperationError(f"{name}: there is no OpenSSH server (/usr/sbin/sshd); install openssh-server first.")
+    if not seen.writable:
+        raise OperationError(
+            f"{name}: /etc is read-only, so who may log in cannot be changed; make it writable "
+            "(mount -o remount,rw /), or leave role access out of the node file. Nothing was changed."
+        )
+
+
+def host_keys(seen: Ssh, profile: Profile) -> tuple[list[sshd.HostKey], list[sshd.HostKey]]:
+    """Those that are too weak for the profile, and those to offer; an ed25519 key is among these, if need be a new one."""
+    weak = [key for key in seen.host_keys if sshd.is_weak(key, profile, keys.SMALLEST_RSA)]
+    kept = [key for key in seen.host_keys if key not in weak]
+    if not any(key.path == operations.ED25519 for key in kept):
+        kept.append(sshd.HostKey(operations.ED25519, "ED25519", 256))
+    return weak, sorted(kept, key=lambda key: (key.type != "ED25519", key.path))
+
+
+def wanted(spec: AccessSpec, profile: Profile, seen: Ssh, audit_script: bytes) -> list[File]:
+    """The role's files. Raises OperationError for an OpenSSH that has nothing of what a profile allows."""
+    _, kept = host_keys(seen, profile)
+    try:
+        drop_in = sshd.drop_in(spec, profile, seen.offered, kept)
+        expected = sshd.expected(spec, profile, seen.offered, kept)
+    except ValueError as error:
+        raise OperationError(f"{error}; choose another profile, or upgrade OpenSSH") from None
+    audit = [name for name, user in spec.users.items() if user.sudo == "audit"]
+    files = [
+        File(sshd.DROP_IN, drop_in, "0600"),
+        File(sshd.EXPECTED, "".join(f"{' '.join(line)}\n" for line in expected).encode()),
+        File(CHECK, static(f"access{CHECK}"), "0755"),
+        File(
+            SUDOERS,
+            template(
+                f"access{SUDOERS}.j2",
+                everything=[name for name, user in spec.users.items() if user.sudo == "all" and name != "root"],
+                audit=audit,
+                script=AUDIT_SCRIPT,
+            ),
+            "0440",
+        ),
+        *(
+            # sshd reads it as the account itself, and only where nobody else can write it.
+            File(f"{sshd.KEYS}/{name}", authorized(name, user.keys))
+            for name, user in spec.users.items()
+        ),
+    ]
+    if audit:
+        files.append(File(AUDIT_SCRIPT, audit_script, "0755"))
+    if spec.banner is not None:
+        files.append(File(sshd.BANNER, f"{spec.banner.rstrip()}\n".encode()))
+    return files
+
+
+def authorized(name: str, sources: Sequence[str]) -> bytes:
+    """One account's whole authorized_keys."""
+    lines = "".join(f"{key.line}\n" for key in keys.authorized(tuple(sources)))
+    head = "# Owned by gpuwright, role access. Changes here are overwritten; edit the node file.\n"
+    return f"{head}{lines}".encode()
+
+
+def apply(spec: AccessSpec, weak: Sequence[sshd.HostKey]) -> str:
+    """sh that makes the files count. A deploy user is shown to be one before anybody depends on it."""
+    steps = [f"rm -f {shlex.quote(key.path)} {shlex.quote(f'{key.path}.pub')} || exit 1" for key in weak]
+    for name, user in spec.users.items():
+        if user.sudo == "all" and name != "root":
+            fault = shlex.quote(f"gpuwright: {name} cannot become root without a password; see: sudo -l -U {name}")
+            steps.append(f"runuser -u {name} -- sudo -n true || {{ echo {fault} >&2; exit 1; }}")
+    return "\n".join([*steps, _RELOAD])
+
+
+def reasons(seen: Ssh, profile: Profile) -> list[str]:
+    """Why what runs is not what the files say."""
+    weak, _ = host_keys(seen, profile)
+    found = [f"{key.path} is too weak" for key in weak]
+    if seen.stale:
+        found.append("sshd has not read its files since they changed")
+    return found
+
+
+def say_what_is_overruled(host: object, seen: Ssh) -> None:
+    """What other files would do differently is no fault as long as ours comes first, but their owner should know."""
+    for sentence in seen.overruled:
+        logger.warning(f"{host.print_prefix}{sentence}")  # type: ignore[attr-defined]

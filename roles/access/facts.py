@@ -1,0 +1,112 @@
+"""What this role reads from a node: its OpenSSH, its host keys, who may log in, and what sshd runs with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuwright.snapshot import Section, register
+from roles.access import sshd
+from roles.access.sshd import QUERIES, HostKey
+
+
+@dataclass(frozen=True)
+class Account:
+    """A login account: its number, its shell, whether a password of it is usable, and whether it is disabled."""
+
+    uid: int
+    shell: str
+    password: str  # "usable", "empty" or "none"
+    disabled: bool
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """OpenSSH on a node."""
+
+    writable: bool  # whether /etc can be changed at all
+    present: bool
+    offered: dict[str, tuple[str, ...]] = field(default_factory=dict)  # keyword of sshd_config to what ssh -Q lists
+    host_keys: tuple[HostKey, ...] = ()
+    accounts: dict[str, Account] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)  # ssh.service and ssh.socket to their state
+    stale: bool = False  # a file of its configuration is younger than what the running sshd read
+    faults: tuple[str, ...] = ()  # what it would do and should not, one sentence each
+    overruled: tuple[str, ...] = ()  # what files of others ask for and do not get
+
+
+def parse(text: str) -> Ssh:
+    """What the script prints, typed."""
+    lines: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition("\t")
+        lines.setdefault(word, []).append(rest.split("\t"))
+    by_query = {query: tuple(names.split(",")) for query, names in lines.get("offer", [])}
+    accounts = {
+        name: Account(int(uid), shell, password, disabled == "yes")
+        for name, uid, shell, password, disabled in lines.get("account", [])
+    }
+    units = {unit: state for unit, state, _ in lines.get("unit", [])}
+    loaded = max((float(at) for unit, state, at in lines.get("unit", []) if unit == "ssh.service"), default=0.0)
+    changed = float(lines["changed"][0][0]) if "changed" in lines else 0.0
+    return Ssh(
+        writable=lines["etc"][0][0] == "writable",
+        present="offer" in lines,
+        offered={keyword: by_query.get(query, ()) for keyword, query in QUERIES.items()},
+        host_keys=tuple(HostKey(path, kind, int(bits)) for path, kind, bits in lines.get("hostkey", [])),
+        accounts=accounts,
+        units=units,
+        # What the clock and systemd's own count of it round away is less than this.
+        stale=units.get("ssh.service") == "active" and changed > loaded + 0.05,
+        faults=tuple(sentence for (sentence,) in lines.get("fault", [])),
+        overruled=tuple(
+            f"{file} asks for {keyword} {value}{f' in Match {match}' if match else ''}; {sshd.DROP_IN} overrules it"
+            for file, keyword, value, match in lines.get("other", [])
+        ),
+    )
+
+
+SSH = register(
+    Section(
+        "access",
+        r"""
+if [ -w /etc ] && [ -w /etc/ssh ]; then printf 'etc\twritable\n'; else printf 'etc\tread-only\n'; fi
+[ -x /usr/sbin/sshd ] || exit 0
+for query in kex cipher mac key-sig; do printf 'offer\t%s\t%s\n' $query "$(ssh -Q $query | paste -sd,)"; done
+for key in /etc/ssh/ssh_host_*_key; do
+  [ -e "$key" ] || continue
+  # A kind that this OpenSSH no longer knows has no length.
+  ssh-keygen -l -f "$key" 2>/dev/null | awk -v key="$key" '
+    {kind = $NF; gsub(/[()]/, "", kind); bits = $1} END {printf "hostkey\t%s\t%s\t%d\n", key, kind == "" ? "UNKNOWN" : kind, bits}'
+done
+{ getent shadow; echo --; getent passwd; } | awk -F: -v day=$(($(date +%s) / 86400)) '
+  $0 == "--" {shadow_read = 1; next}
+  !shadow_read {
+    password[$1] = $2 == "" ? "empty" : $2 ~ /^[!*]/ ? "none" : "usable"; disabled[$1] = $8 != "" && $8 + 0 <= day ? "yes" : "no"; next
+  }
+  {printf "account\t%s\t%s\t%s\t%s\t%s\n", $1, $3, $7 == "" ? "/bin/sh" : $7, password[$1] ? password[$1] : "none", disabled[$1] ? disabled[$1] : "no"}'
+# systemd counts from the boot; it changes this time at every start and every reload.
+now=$(date +%s.%N) up=$(cut -d' ' -f1 /proc/uptime)
+for unit in ssh.service ssh.socket; do
+  systemctl show --property=ActiveState --property=StateChangeTimestampMonotonic $unit | awk -F= -v unit=$unit -v now=$now -v up=$up '
+    $1 == "ActiveState" {state = $2} $1 == "StateChangeTimestampMonotonic" {at = $2}
+    END {printf "unit\t%s\t%s\t%.3f\n", unit, state, now - up + at / 1000000}'
+done
+find /etc/ssh -maxdepth 2 -type f \( -name sshd_config -o -path '/etc/ssh/sshd_config.d/*.conf' -o -name 'ssh_host_*_key' \) -printf '%C@\n' |
+  sort -n | tail -n 1 | sed 's/^/changed\t/'
+set -- /etc/ssh/sshd_config.d/*.conf /etc/ssh/sshd_config
+for file in "$@"; do
+  [ -e "$file" ] && [ "$file" != /etc/ssh/sshd_config.d/00-gpuwright.conf ] || continue
+  awk -v file="$file" '
+    {key = tolower($1)}
+    key == "match" {match_ = $0; sub(/^[ \t]*[^ \t]+[ \t]+/, "", match_)}
+    key ~ /^(passwordauthentication|kbdinteractiveauthentication|challengeresponseauthentication|permitemptypasswords|permitrootlogin)$/ &&
+      tolower($2) == "yes" {printf "other\t%s\t%s\t%s\t%s\n", file, $1, $2, match_}' "$file"
+done
+if [ -x /usr/local/lib/gpuwright/access-sshd-check ]; then
+  /usr/local/lib/gpuwright/access-sshd-check | sed 's/^/fault\t/'
+fi
+exit 0
+""",
+        parse,
+    )
+)

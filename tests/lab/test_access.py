@@ -1,0 +1,380 @@
+"""Role access on booted hosts: from root to an account of its own, through all profiles, with other people's files beside ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import sabotage
+import trial
+from trial import Trial
+
+from gpuwright.audit import connection, controls
+from gpuwright.audit.control import Outcome
+from gpuwright.audit.judge import judge_all
+from gpuwright.render import REPOSITORY
+from gpuwright.spec.fleet import collect
+
+pytestmark = pytest.mark.lab
+
+CHANGE = "Access | Change who may log in and become root"
+DROP_IN = "/etc/ssh/sshd_config.d/00-gpuwright.conf"
+
+
+def console(node: Trial, command: str) -> str:
+    """What somebody at the machine's console would see: no network, no sshd."""
+    argv = ["nsenter", "--all", "--target", str(node.host._init()), "sh", "-c", command]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def login_argv(node: Trial, user: str, key: str | None = None) -> list[str]:
+    argv = node.host.ssh_argv("-o", "BatchMode=yes")
+    argv[-1] = f"{user}@{node.host.address}"
+    return [argument.replace(str(node.host.ssh_key), key or str(node.host.ssh_key)) for argument in argv]
+
+
+def login(node: Trial, user: str, command: str = "true", key: str | None = None) -> subprocess.CompletedProcess[str]:
+    """As a person logs in: by key, and with nobody there to type a password."""
+    return subprocess.run(
+        [*login_argv(node, user, key), command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def effective(node: Trial, user: str, keyword: str) -> str:
+    return console(node, f"sshd -T -C user={user},host=x,addr=192.0.2.1 | sed -n 's/^{keyword} //p' | paste -sd' '")
+
+
+@pytest.fixture(scope="module", params=["trixie", "bookworm"])
+def node(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("access")
+    name = {"trixie": "access-13", "bookworm": "access-12"}[request.param]
+    blank = trial.blank(name, request.param, directory, {})
+    for person in ("alice", "audit"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", person, "-f", directory / person], check=True
+        )
+    public = f"{blank.host.ssh_key}.pub"
+    blank.node = {
+        "base": {"unattended_upgrades": False},
+        "access": {
+            "guard": "20 s",
+            "users": {
+                "deploy": {"keys": [public], "sudo": "all"},
+                "auditor": {"keys": [str(directory / "audit.pub")], "sudo": "audit"},
+                "alice": {"keys": [str(directory / "alice.pub")]},
+            },
+        },
+    }
+    yield blank
+    blank.host.destroy()
+
+
+def test_a_blank_host_deployed_as_root(node):
+    # what a cloud image and a vendor leave behind
+    console(
+        node,
+        "echo 'PasswordAuthentication yes' >/etc/ssh/sshd_config.d/50-cloud-init.conf;"
+        "printf 'Match User alice\\n  PasswordAuthentication yes\\n' >/etc/ssh/sshd_config.d/60-vendor.conf;"
+        "ssh-keygen -q -t rsa -b 1024 -N '' -f /etc/ssh/ssh_host_rsa_key; systemctl reload ssh",
+    )
+    dry = node.run("--dry")
+    assert dry.status == 0, dry.said
+    first = node.deploy()
+    assert set(first.changed) <= set(dry.changed)
+    assert CHANGE in first.changed
+    assert "60-vendor.conf asks for PasswordAuthentication yes in Match User alice" in first.said
+    assert node.deploy().changed == []
+    assert node.run("--dry").changed == []
+
+
+def test_what_it_is_in_baseline(node, tmp_path):
+    for user in ("alice", "deploy", "root", "nobody-of-that-name"):
+        assert effective(node, user, "passwordauthentication") == "no"
+    assert effective(node, "root", "permitrootlogin") == "without-password"
+    assert console(node, "ls /etc/ssh/ssh_host_rsa_key 2>/dev/null") == ""
+    assert login(node, "deploy", "sudo -n id -un").stdout.strip() == "root"
+    assert login(node, "alice", "sudo -n true", str(node.directory / "alice")).returncode != 0
+    assert login(node, "alice", key=str(node.directory / "alice")).returncode == 0
+    assert login(node, "alice").returncode != 0, "the deploy's key is not alice's"
+
+
+def test_a_key_in_a_home_does_not_count(node):
+    public = node.host.ssh_key.with_suffix(".pub").read_text().strip()
+    console(
+        node,
+        f"install -d -o alice -g alice -m 700 ~alice/.ssh; echo '{public}' >~alice/.ssh/authorized_keys; chown alice: ~alice/.ssh/authorized_keys",
+    )
+    assert login(node, "alice").returncode != 0
+
+
+def test_the_audit_account_looks_and_does_nothing_else(node):
+    key = str(node.directory / "audit")
+    script = "/usr/local/lib/gpuwright/audit-snapshot"
+    assert (
+        login(
+            node, "auditor", f"sudo -n {script} | head -c 100000 | grep -c '^audit-access-effective 0 '", key
+        ).stdout.strip()
+        == "1"
+    )
+    for command in (
+        f"sudo -n {script} x",
+        "sudo -n true",
+        "sudo -n cat /etc/shadow",
+        f"cp {script} /tmp/a; sudo -n /tmp/a",
+    ):
+        assert login(node, "auditor", command, key).returncode != 0, command
+    report = node.directory / "audit.json"
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "tests/audit/test_controls.py",
+        f"--inventory={node.directory}/inventory.py",
+    ]
+    done = subprocess.run(
+        [*argv, "--audit-user=auditor", f"--audit-key={key}", f"--audit-json={report}", "-n0"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    [host] = json.loads(report.read_text())["hosts"]
+    assert set(host["outcomes"]) <= {"pass", "not applicable"}
+    # another script is no evidence
+    console(node, f"echo '# x' >>{script}")
+    done = subprocess.run(
+        [*argv, "--audit-user=auditor", f"--audit-key={key}", "-n0"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "deploy first" in done.stdout
+    assert node.deploy().changed == [CHANGE]
+
+
+def test_root_is_told_before_it_is_locked_out(node):
+    node.node["hardening"] = "server-cis1"
+    run = node.run("-y")
+    assert run.status != 0
+    assert (
+        "'root'  could not log in any more: hardening server-cis1 refuses root over SSH; connect as deploy" in run.said
+    )
+
+
+def test_server_cis1_by_an_account_with_sudo(node):
+    node.connect = {"ssh_user": "deploy", "_sudo": True}
+    node.node["access"]["banner"] = "For authorised use only."
+    assert CHANGE in node.deploy().changed
+    assert node.deploy().changed == []
+    assert login(node, "root").returncode != 0
+    assert effective(node, "nobody-of-that-name", "allowusers") == "deploy auditor alice"
+    assert "For authorised use only." in login(node, "root").stderr
+
+
+class Judged:
+    """The node, and what its controls say of it."""
+
+    def __init__(self, node: Trial) -> None:
+        self.node = node
+        collected = collect(node.directory / "inventory.py")
+        assert not collected.faults, collected.faults
+        name = node.host.name
+        self.spec = collected.specs[name]
+        self.controls = controls.of_node(self.spec)
+        self.host = connection.connect(name, collected.hosts[name])
+
+    def judge(self):
+        snapshot = connection.read(self.host, self.controls)
+        return {result.control.id: result for result in judge_all(self.controls, snapshot, self.spec)}
+
+
+@pytest.fixture(scope="module")
+def judged(node):
+    assert node.connect, "server-cis1 comes before"
+    return Judged(node)
+
+
+@pytest.fixture(scope="module")
+def green(judged):
+    found = judged.judge()
+    wrong = {
+        key: (r.outcome.value, r.verdict.actual)
+        for key, r in found.items()
+        if r.outcome not in (Outcome.PASS, Outcome.NOT_APPLICABLE)
+    }
+    assert wrong == {}
+    return {key: result.outcome for key, result in found.items()}
+
+
+@pytest.mark.parametrize("control", [key for key in sabotage.SABOTAGES if key.startswith("GPW-ACCS-")])
+def test_a_sabotage_turns_exactly_its_control_red(node, judged, green, control):
+    entry = sabotage.SABOTAGES[control]
+    assert green[control] is Outcome.PASS
+    try:
+        console(node, entry.do)
+        red = {key: r for key, r in judged.judge().items() if r.outcome is not green[key]}
+        seen = {key: (r.outcome.value, r.verdict.actual) for key, r in red.items()}
+        assert set(red) == {control, *entry.also}, seen
+        assert all(r.outcome is Outcome.FAIL for r in red.values()), seen
+    finally:
+        console(node, entry.undo)
+    assert {key for key, r in judged.judge().items() if r.outcome is not green[key]} == set()
+
+
+def test_a_deploy_heals_what_drifted(node, judged, green):
+    for key, entry in sabotage.SABOTAGES.items():
+        if key.startswith("GPW-ACCS-") and entry.heals:
+            console(node, entry.do)
+    node.deploy()
+    assert {key for key, r in judged.judge().items() if r.outcome is not green[key]} == set()
+    assert node.deploy().changed == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("00-a.conf", "Match all\\n PasswordAuthentication yes\\n", "passwordauthentication is yes for"),
+        ("70-site.conf", "Match User bob\\n AllowUsers bob\\n", "allowusers is"),
+    ],
+)
+def test_a_neighbour_that_cannot_be_overruled_is_refused_by_name(node, file, text, sentence):
+    console(node, f"printf '{text}' >/etc/ssh/sshd_config.d/{file}; useradd -s /bin/bash bob; systemctl reload ssh")
+    try:
+        run = node.run("-y")
+        assert run.status != 0
+        assert sentence in run.said, run.said
+        assert f"/etc/ssh/sshd_config.d/{file}" in run.said
+    finally:
+        console(node, f"rm /etc/ssh/sshd_config.d/{file}; userdel bob; systemctl reload ssh")
+    assert node.deploy().changed == []
+
+
+def test_an_sshd_that_its_socket_starts(node):
+    console(node, "systemctl disable --now ssh.service; systemctl enable --now ssh.socket")
+    try:
+        node.node["access"]["banner"] = "For authorised use only, and watched."
+        assert node.deploy().changed == [CHANGE]
+        assert "and watched" in login(node, "root").stderr
+        assert node.deploy().changed == []
+        assert console(node, "systemctl is-active ssh.socket") == "active"
+        node.node["access"]["deviations"] = {"MaxSessions": {"value": "9", "reason": "as good as any other value"}}
+        assert node.deploy().changed == [CHANGE]
+        assert effective(node, "alice", "maxsessions") == "9"
+    finally:
+        node.node["access"].pop("deviations", None)
+        node.deploy()
+        console(node, "systemctl disable --now ssh.socket; systemctl enable --now ssh.service")
+    assert node.deploy().changed == []
+
+
+def test_a_read_only_etc_is_refused_before_the_first_change(node):
+    node.node["base"]["journal_max_use"] = "1 GiB"
+    console(node, "mount --bind /etc /etc; mount -o remount,bind,ro /etc")
+    try:
+        run = node.run("-y")
+        assert run.status != 0
+        assert "/etc is read-only, so who may log in cannot be changed" in run.said
+        assert run.changed == []
+    finally:
+        console(node, "umount /etc")
+        del node.node["base"]["journal_max_use"]
+    assert node.deploy().changed == []
+
+
+def test_a_key_that_is_not_the_deploys_own_is_taken_back(node):
+    """The node file takes away the very key that this run connects with: nobody can know that before, the guard sees it."""
+    users = node.node["access"]["users"]
+    keep = users["deploy"]["keys"]
+    users["deploy"]["keys"] = [str(node.directory / "alice.pub")]
+    started = time.monotonic()
+    try:
+        run = node.run("-y")
+    finally:
+        users["deploy"]["keys"] = keep
+    assert run.status != 0
+    assert "no new connection after the change of role access: Authentication error" in run.said, run.said
+    assert "the old state is back" in run.said
+    assert time.monotonic() - started < 60
+    run = node.deploy()
+    assert len(run.changed) == 1 and "put the old state of role access back" in run.changed[0]
+    assert node.deploy().changed == []
+
+
+def test_strict_with_a_console(node):
+    node.node |= {"hardening": "strict", "console": True}
+    assert node.deploy().changed == [CHANGE]
+    assert effective(node, "deploy", "disableforwarding") == "yes"
+    assert "ecdh-sha2-nistp256" not in effective(node, "deploy", "kexalgorithms")
+    assert node.deploy().changed == []
+
+
+def test_after_a_reboot_it_is_the_same(node):
+    # As Host.reboot does it, which waits for root's ssh: that is closed here.
+    init = node.host._init()
+    os.kill(init, signal.SIGRTMIN + 5)
+    deadline = time.monotonic() + 120
+    while node.host._init() in (0, init) or login(node, "deploy").returncode:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert node.deploy().changed == []
+
+
+def test_somebody_who_left_is_out_and_their_number_stays(node):
+    uid = console(node, "id -u alice")
+    session = subprocess.Popen(
+        [*login_argv(node, "alice", str(node.directory / "alice")), "sleep 60"], stdin=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(1)
+        assert session.poll() is None
+        alice = node.node["access"]["users"].pop("alice")
+        predicted = node.run("--dry").changed
+        assert any("account alice" in name for name in predicted)
+        assert any("/etc/ssh/authorized_keys.d/alice" in name for name in predicted)
+        node.deploy()
+        assert session.wait(10) != 0
+    finally:
+        session.kill()
+    assert login(node, "alice", key=str(node.directory / "alice")).returncode != 0
+    assert console(node, "getent passwd alice | cut -d: -f3,7") == f"{uid}:/usr/sbin/nologin"
+    assert node.deploy().changed == []
+    node.node["access"]["users"]["alice"] = alice
+    node.deploy()
+    assert login(node, "alice", key=str(node.directory / "alice")).returncode == 0
+    assert node.deploy().changed == []
+
+
+def test_the_role_does_not_go_while_the_run_depends_on_it(node):
+    access = node.node.pop("access")
+    node.node |= {"hardening": "baseline"}
+    run = node.run("-y")
+    assert run.status != 0
+    assert "no new connection after the change of role access" in run.said
+    assert login(node, "deploy", "sudo -n true").returncode == 0
+    node.node["access"] = access
+    node.deploy()
+
+
+def test_the_role_goes_when_somebody_else_deploys(node):
+    access = node.node.pop("access")
+    node.connect = {}
+    node.node["access"] = access
+    node.deploy()
+    node.node.pop("access")
+    run = node.deploy()
+    assert any(f"file {DROP_IN}" in name for name in run.changed)
+    assert (
+        console(node, f"ls {DROP_IN} /etc/sudoers.d/zz-gpuwright /etc/ssh/authorized_keys.d/deploy 2>/dev/null") == ""
+    )
+    assert login(node, "root").returncode == 0
+    assert node.deploy().changed == []

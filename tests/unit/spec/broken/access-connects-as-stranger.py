@@ -1,0 +1,3 @@
+from gpuwright.spec.fleet import fleet as _fleet
+
+gpu_nodes = _fleet({"gpu-01": {"node": "../access.yaml", "ssh_user": "alise", "_sudo": True}}, __file__)
