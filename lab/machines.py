@@ -30,6 +30,7 @@ from lab.server import Server
 
 # Forwarded ports of all labs, below what Linux hands out to connections by itself (from 32768 on).
 _FIRST_PORT, _PORTS = 22000, 64
+_SNAPSHOT = "blank"
 _HARDWARE, _IMAGE = "hbm", "provisioned"  # of a new machine
 _DOWN_LIMIT = 300.0  # seconds; systemd's whole stop timeout twice, under emulation
 # QEMU's own network: the machine's card and the gateway that reaches this machine (QEMU, "Using the user mode network stack").
@@ -92,12 +93,54 @@ class Machine(Server):
         _start(self)
 
     def reset(self) -> None:
-        """Make it blank again: everything on its disk is gone, name, port and host key stay."""
+        """Make it blank again: everything on its disk is gone, name, port and host key stay.
+
+        Seconds: it goes on from a snapshot of its first boot, boot id included. Without one (another image, another QEMU) it
+        gets a new disk and boots.
+        """
         with step(f"Resetting {self.name}"), self._alone():
+            self._make_blank()
+
+    def _make_blank(self) -> None:
+        self.power_off()
+        if self._go_back():
+            return
+        self._install()
+        self.switch_on()
+        self.wait()
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep memory, disk and firmware as they are now, to go back to."""
+        self.run("sync")
+        with Qmp(self.directory / "qmp", timeout=120) as qmp:
+            said = qmp.monitor(f"savevm {_SNAPSHOT}")
+        if said:
+            raise LabError(f"QEMU made no snapshot of {self.name}: {said}")
+        (self.directory / "snapshot").write_text(self._snapshot_of())
+
+    def _go_back(self) -> bool:
+        """Switch it on as it was when remembered; False when it is not remembered as what it is now."""
+        remembered = self.directory / "snapshot"
+        if not remembered.exists() or remembered.read_text() != self._snapshot_of():
+            return False
+        try:
+            _start(self, "-loadvm", _SNAPSHOT)
+            # It believes that it is still then, and its random numbers would be those of every other time it went back.
+            with Path("/dev/urandom").open("rb") as chance:
+                self.run(f"date -s @{time.time():.0f} && cat > /dev/urandom", stdin=chance.read(64).hex())
+        except LabError:
             self.power_off()
-            self._install()
-            self.switch_on()
-            self.wait()
+            remembered.unlink()
+            return False
+        self.wait()
+        return True
+
+    def _snapshot_of(self) -> str:
+        """What a snapshot depends on: the disk below, and the very machine that QEMU makes."""
+        image = machine_image.image(self.release, self.image, self.segment)
+        version = run([machine_hardware.QEMU, "--version"]).stdout.splitlines()[0]
+        return "\n".join([str(image), version, *self._argv()]) + "\n"
 
     def destroy(self) -> None:
         """Take it away for good."""
@@ -126,7 +169,7 @@ class Machine(Server):
     def _install(self) -> None:
         """Give it a blank disk: the shared image below, and a seed with what makes this machine this one."""
         image = machine_image.image(self.release, self.image, self.segment)
-        for name in ("disk.qcow2", "firmware.qcow2", "console"):
+        for name in ("disk.qcow2", "firmware.qcow2", "console", "snapshot"):
             (self.directory / name).unlink(missing_ok=True)
         self._write_seed(self.directory / "seed.tar")
         firmware = machine_hardware.firmware_variables()
@@ -145,6 +188,22 @@ class Machine(Server):
                 str(self.directory / "disk.qcow2"),
             ]
         )
+
+    def _argv(self) -> list[str]:
+        """QEMU's command line; paths are below its directory, where it works."""
+        forward = f"user,id=net,hostfwd=tcp:{self.address}:{self.ssh_port}-:22"
+        return [
+            *(machine_hardware.QEMU, "-name", f"{self.segment.namespace(self.name)}"),
+            *machine_hardware.arguments(self.hardware, machine_hardware.acceleration()),
+            # unsafe: nothing waits for this machine's own disk. A cut of the machine's power loses its memory, not ours, and
+            # QEMU still hands every flushed block to the kernel.
+            *("-drive", "if=none,id=disk,format=qcow2,file=disk.qcow2,cache=unsafe,discard=unmap"),
+            *("-netdev", forward),
+            *("-object", "rng-random,id=entropy,filename=/dev/urandom"),
+            *("-fw_cfg", "name=opt/gpuwright/seed,file=seed.tar"),
+            *("-chardev", "file,id=serial,path=console,append=on", "-serial", "chardev:serial"),
+            *("-qmp", "unix:qmp,server=on,wait=off"),
+        ]
 
     def _write_seed(self, path: Path) -> None:
         networks = self.segment.network
@@ -199,12 +258,12 @@ def up(
         machines = [_known_or_new(name, hardware, image, release, segment) for name in names]
     for machine in machines:
         with machine._alone():
-            off = blank or not machine.running
+            new = blank or not (machine.directory / "disk.qcow2").exists()
+            off = new or not machine.running
             with step(f"Booting {machine.name} ({machine.release}, {machine.hardware})") if off else nullcontext():
-                if off:
-                    machine.power_off()
-                    if blank or not (machine.directory / "disk.qcow2").exists():
-                        machine._install()
+                if new:
+                    machine._make_blank()
+                elif off:
                     machine.switch_on()
                 machine.wait()
     return machines
@@ -256,20 +315,7 @@ def _start(machine: Machine, *more: str) -> None:
             raise LabError(
                 f"port {machine.ssh_port} on {machine.address} is taken by another program, and {machine.name} needs it for ssh (ss -ltnp)"
             ) from None
-    forward = f"user,id=net,hostfwd=tcp:{machine.address}:{machine.ssh_port}-:22"
-    argv = [
-        *(machine_hardware.QEMU, "-name", f"{machine.segment.namespace(machine.name)}"),
-        *machine_hardware.arguments(machine.hardware, machine_hardware.acceleration()),
-        # unsafe: nothing waits for this machine's own disk. A cut of the machine's power loses its memory, not ours, and
-        # QEMU still hands every flushed block to the kernel.
-        *("-drive", "if=none,id=disk,format=qcow2,file=disk.qcow2,cache=unsafe,discard=unmap"),
-        *("-netdev", forward),
-        *("-object", "rng-random,id=entropy,filename=/dev/urandom"),
-        *("-fw_cfg", "name=opt/gpuwright/seed,file=seed.tar"),
-        *("-chardev", "file,id=serial,path=console,append=on", "-serial", "chardev:serial"),
-        *("-qmp", "unix:qmp,server=on,wait=off"),
-        *more,
-    ]
+    argv = [*machine._argv(), *more]
     with (machine.directory / "qemu.log").open("wb") as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=machine.directory

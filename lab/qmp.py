@@ -46,6 +46,10 @@ class Qmp:
             if "return" in message:
                 return message["return"]
 
+    def monitor(self, line: str) -> str:
+        """Run a command of the human monitor, for what has no command of its own; returns what it printed."""
+        return str(self.command("human-monitor-command", **{"command-line": line})).strip()
+
     def event(self, name: str, seconds: float) -> bool:
         """Wait for an event; whether it came within ``seconds``. False as well when QEMU ended."""
         deadline = time.monotonic() + seconds
