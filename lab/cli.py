@@ -15,8 +15,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from lab import gpus as cards
 from lab import hosts, machine_hardware, machine_image, machines, roster
 from lab import images as recipes
+from lab import repository
 from lab.command import LabError
 from lab.debian import RELEASES
 from lab.hosts import Host
@@ -141,6 +143,36 @@ def images(names: tuple[str, ...], as_json: bool) -> None:
         return
     for image in made:
         click.echo(f"{image.reference}\t{image.title}")
+
+
+@lab.command()
+@click.option("--publish", "added", multiple=True, metavar="RELEASE", help="offer this release as well")
+@click.option("--withdraw", "removed", multiple=True, metavar="RELEASE", help="offer it no longer")
+@click.option("--json", "as_json", is_flag=True, help="print what a program would read")
+def packages(added: tuple[str, ...], removed: tuple[str, ...], as_json: bool) -> None:
+    """Offer stand-ins of NVIDIA's and Docker's packages on http://repository.lab; without options, show what there is."""
+    if removed:
+        repository.withdraw(*removed)
+    if added:
+        repository.publish(*added)
+    offered = {name.partition("/")[0]: name for name in repository.published()}
+    if as_json:
+        content = {"offered": sorted(offered.values()), "known": repository.known(), "key": str(repository.key_file())}
+        click.echo(json.dumps(content, indent=2))
+        return
+    for name in repository.known():
+        click.echo(f"{offered.get(name, name)}\t{'offered' if name in offered else '-'}")
+
+
+@lab.command()
+@click.argument("name")
+@click.option("--count", type=click.IntRange(0, 16), default=4, show_default=True, help="how many cards")
+@click.option("--model", type=click.Choice(sorted(cards.MODELS)), default="rtx-pro-6000", show_default=True)
+@click.option("--nvswitches", type=click.IntRange(0, 8), default=0, show_default=True, help="how many NVSwitches")
+def gpus(name: str, count: int, model: str, nvswitches: int) -> None:
+    """Let a host pretend to have GPUs (stand-ins: nothing computes). Its driver comes from `packages`, with apt."""
+    cards.plug(hosts.find(name), cards.cards(name, count, model), nvswitches=nvswitches)
+    click.echo(f"{name}: {count} x {cards.MODELS[model].name} (stand-ins), {cards.FIXTURE}", err=True)
 
 
 @lab.command()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab import proxy
+from lab import proxy, repository
 from lab.command import LabError, run
 from lab.debian import mirror
 from lab.network import Segment
@@ -153,7 +153,11 @@ class Server(ABC):
             # There is no name server on the segment; what one would say is here.
             "etc/resolv.conf": "# The lab has no name server: names are in /etc/hosts.\n",
             "etc/apt/sources.list": archive.sources(self.release),
-            "etc/apt/apt.conf.d/90lab": f'Acquire::http::Proxy "{proxy.address(self.segment)}";\n{archive.settings}',
+            "etc/apt/apt.conf.d/90lab": (
+                f'Acquire::http::Proxy "{proxy.address(self.segment)}";\n'
+                # What the lab's own repository offers changes from one moment to the next; nothing may cache it.
+                f'Acquire::http::Proxy::{repository.NAME} "DIRECT";\n{archive.settings}'
+            ),
             "root/.ssh/authorized_keys": public_key(self.ssh_key),
             "etc/ssh/ssh_host_ed25519_key": (self.directory / "host_key").read_text(),
             "etc/ssh/ssh_host_ed25519_key.pub": public_key(self.directory / "host_key"),
@@ -162,7 +166,7 @@ class Server(ABC):
     def _names(self, address: str) -> str:
         """Its /etc/hosts."""
         return (
-            f"127.0.0.1 localhost\n{address} {self.name}\n{self.segment.gateway} registry.lab hub.lab\n"
+            f"127.0.0.1 localhost\n{address} {self.name}\n{self.segment.gateway} registry.lab hub.lab repository.lab\n"
             "::1 localhost ip6-localhost ip6-loopback\n"
         )
 

@@ -30,6 +30,7 @@ SAMPLE = {
         "test_a_reboot_from_inside_comes_back_with_its_disk_and_forgets_its_network",
     ],
     "test_removal.py": ["test_an_engine_and_an_alias_go_and_leave_evidence_and_weights"],
+    "test_repository.py": ["test_a_driver_is_installed_pinned_and_held"],
     "test_ring.py": ["test_the_ring_on_debian_13"],
     "test_secrets.py": ["test_the_search_finds_what_it_looks_for", "test_no_secret_anywhere"],
     "test_trust.py": ["test_first_contact"],
