@@ -217,6 +217,7 @@ def up(names: Sequence[str], release: str = "trixie", *, blank: bool = False) ->
         segment = network.segment()
         proxy.start(segment)
         registry.start(segment)
+        repository.resume()
         sweep(segment)
         hosts = [_known_or_new(name, release, segment) for name in names]
         _record_host_keys()

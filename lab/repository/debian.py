@@ -13,7 +13,7 @@ RELEASE = f"9.99.9+deb13-{architecture()}"
 _VERSION = "9.99.9-1"
 
 
-def kernel(release: str = RELEASE, version: str = _VERSION, metas: bool = True) -> list[Package]:
+def kernel(release: str = RELEASE, version: str = _VERSION) -> list[Package]:
     """A kernel that boots nowhere: image and headers of one release, and the packages that pull in the newest."""
     run_hooks = '#!/bin/sh\nset -e\n[ "$1" = configure ] || exit 0\n[ ! -d /etc/kernel/{0} ] || run-parts --arg={1} /etc/kernel/{0}\n'
     text = b"a stand-in of gpuwright's lab\n"
@@ -41,17 +41,16 @@ def kernel(release: str = RELEASE, version: str = _VERSION, metas: bool = True) 
             scripts={"postinst": run_hooks.format("header_postinst.d", release)},
         ),
     ]
-    if metas:
-        for kind in ("image", "headers"):
-            found.append(
-                Package(
-                    f"linux-{kind}-{architecture()}",
-                    version,
-                    f"newest Linux {kind}",
-                    section="kernel",
-                    relations={"Depends": f"linux-{kind}-{named} (= {version})"},
-                )
+    for kind in ("image", "headers"):
+        found.append(
+            Package(
+                f"linux-{kind}-{architecture()}",
+                version,
+                f"newest Linux {kind}",
+                section="kernel",
+                relations={"Depends": f"linux-{kind}-{named} (= {version})"},
             )
+        )
     return found
 
 

@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import trial
 
+from gpuwright import snapshot
 from lab import gpus, hosts, repository
 from lab.command import LabError
 from lab.hosts import Host
+from roles.nvidia import equality
+from roles.nvidia.facts import NVIDIA, Nvidia
 
 pytestmark = pytest.mark.lab
 
 KEY = "/etc/apt/keyrings/gpuwright-lab.asc"
 DRIVER = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+PIN = "nvidia-driver-pinning-580.95.05"
 TOOLKIT = (
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",
@@ -30,6 +35,10 @@ class Node:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        gpus.plug(host, gpus.cards(host.name, 4))
+        host.run(f"mkdir -p /etc/apt/keyrings; cat >{KEY}", stdin=repository.key_file().read_text())
+        for name in repository.ARCHIVES:
+            host.run(f"cat >/etc/apt/sources.list.d/lab-{name}.sources", stdin=repository.source(name, KEY))
 
     def sh(self, command: str, *, check: bool = True) -> str:
         return self.host.run(
@@ -53,6 +62,14 @@ class Node:
         """The version that is loaded, "" for none."""
         return self.sh(r"sed -n '1s/.*  \([0-9.]*\)  .*/\1/p' /proc/driver/nvidia/version 2>/dev/null", check=False)
 
+    def facts(self) -> Nvidia:
+        """What role nvidia reads of it."""
+        return snapshot.parse(self.host.run(snapshot.script([NVIDIA])).stdout).read(NVIDIA)
+
+    def findings(self) -> list[str]:
+        """The kinds of what does not fit together."""
+        return [finding.kind for finding in equality.findings(self.facts())]
+
     def specification(self) -> str:
         """The CDI specification, once the refresh that is under way has ended."""
         self.sh("systemctl start nvidia-cdi-refresh.service || true")
@@ -64,23 +81,32 @@ def node() -> Iterator[Node]:
     [host] = hosts.up(["repository-1"], blank=True)
     repository.withdraw()
     repository.publish(*OFFERED)
-    gpus.plug(host, CARDS)
-    blank = Node(host)
-    host.run(f"mkdir -p /etc/apt/keyrings; cat >{KEY}", stdin=repository.key_file().read_text())
-    for name in repository.ARCHIVES:
-        host.run(f"cat >/etc/apt/sources.list.d/lab-{name}.sources", stdin=repository.source(name, KEY))
-    yield blank
+    yield Node(host)
     host.destroy()
     repository.withdraw()
 
 
 @pytest.fixture(scope="module")
-def driven(node: Node) -> Node:
+def installed(node: Node) -> Node:
     """The same with driver 580.95.05 and the container toolkit."""
-    node.apt("install linux-image-$(uname -r) linux-headers-$(uname -r) nvidia-driver-pinning-580.95.05")
+    node.apt(f"install linux-image-$(uname -r) linux-headers-$(uname -r) {PIN}")
     node.apt(f"install {' '.join((*DRIVER, *TOOLKIT))}")
     node.sh("systemctl restart nvidia-persistenced")
     return node
+
+
+@pytest.fixture
+def driven(installed: Node) -> Iterator[Node]:
+    """That node; whatever a test does to its driver and cards is undone."""
+    yield installed
+    gpus.plug(installed.host, CARDS)
+    others = r"dpkg-query -W -f '${Package} ${Version}\n' | sed -n '/^nvidia-driver-pinning/d; /580\.95\.05/d; s/ [56][0-9][0-9]\..*//p'"
+    named = " ".join(f"{name}=580.95.05-1" for name in installed.sh(others).split())
+    if named or not installed.installed(PIN):
+        installed.apt(f"install --allow-downgrades {named} {PIN}")
+    if installed.module() != "580.95.05":
+        installed.host.reboot()
+    assert (installed.module(), installed.sh("dpkg --audit")) == ("580.95.05", "")
 
 
 @pytest.fixture
@@ -132,6 +158,35 @@ def test_a_release_nobody_made_is_refused(name):
     assert repository.published() == before
 
 
+# --- what role nvidia reads ------------------------------------------------------------------------------------------
+
+
+def test_the_facts_of_a_node_with_a_driver(driven: Node):
+    gpus.plug(driven.host, gpus.cards("repository-1", 4), nvswitches=2)
+    driven.specification()
+    seen = driven.facts()
+    assert seen.module is not None
+    assert (seen.module.version, seen.module.open, seen.module.hmm_disabled) == ("580.95.05", True, False)
+    assert [card.uuid for card in seen.cards] == [card.uuid for card in CARDS]
+    assert {(card.power, card.power_min, card.power_max, card.persistence) for card in seen.cards} == {
+        (600.0, 300.0, 600.0, True)
+    }
+    assert (seen.library, seen.toolkit, seen.nvswitches, seen.smi_failed) == ("580.95", "1.18.0", 2, None)
+    assert {seen.packages[name].driver for name in DRIVER} == {"580.95.05"}
+    [specification] = seen.specifications
+    assert (specification.path, specification.driver) == ("/run/cdi/nvidia.yaml", "580.95.05")
+    assert specification.uuids == tuple(card.uuid for card in CARDS)
+    [kernel] = [kernel for kernel in seen.kernels if kernel.release == seen.running_kernel]
+    assert (kernel.headers, kernel.module) == (True, "580.95.05")
+    assert seen.units is not None
+    assert seen.units["nvidia-persistenced"].active == "active"
+    assert (seen.units["nvidia-cdi-refresh.path"].active, seen.units["nvidia-fabricmanager"].loaded) == (
+        "active",
+        False,
+    )
+    gpus.plug(driven.host, CARDS)
+
+
 # --- pins, holds, upgrades -------------------------------------------------------------------------------------------
 
 
@@ -178,7 +233,7 @@ def test_an_older_toolkit_must_be_named_in_all_its_parts(driven: Node, offered: 
 
 
 def test_an_upgrade_runs_with_the_old_module_until_a_reboot_and_goes_back(driven: Node):
-    driven.sh("apt-get -y -qq remove nvidia-driver-pinning-580.95.05")
+    driven.sh(f"apt-get -y -qq remove {PIN}")
     driven.apt(f"install {' '.join(DRIVER)}")
     assert driven.installed("nvidia-driver-cuda") == "595.58.03-1"
     assert driven.module() == "580.95.05"
@@ -188,10 +243,12 @@ def test_an_upgrade_runs_with_the_old_module_until_a_reboot_and_goes_back(driven
     )
     assert driven.status("nvidia-smi") == 18
     assert "libcuda.so.580.95.05" in driven.sh("cat /var/run/cdi/nvidia.yaml"), "stale: nothing could refresh it"
+    assert driven.findings() == ["reboot"]
 
     driven.host.reboot()
     assert driven.module() == "595.58.03"
     assert "libcuda.so.595.58.03" in driven.specification()
+    assert driven.findings() == []
 
     named = " ".join(f"{name}=580.95.05-1" for name in (*DRIVER, "nvidia-kernel-support", "firmware-nvidia-gsp", "libcuda1",
         "libnvidia-ml1", "libnvidia-cfg1", "libnvidia-nvvm4", "libnvidia-ptxjitcompiler1", "nvidia-modprobe"))  # fmt: skip
@@ -200,38 +257,33 @@ def test_an_upgrade_runs_with_the_old_module_until_a_reboot_and_goes_back(driven
     driven.host.reboot()
     assert driven.module() == "580.95.05"
     assert driven.sh("nvidia-smi -L").count("GPU-") == 4
+    by_hand = "mkdir -p /etc/cdi; cp /var/run/cdi/nvidia.yaml /etc/cdi/"
+    driven.specification()
+    driven.sh(by_hand)
+    assert driven.findings() == ["specification-twice"]
+    driven.sh("rm -r /etc/cdi")
 
 
 def test_a_driver_whose_module_does_not_compile_stays_half_configured(driven: Node, offered: None):
     repository.withdraw("driver-595.58.03")
     repository.publish("driver-595.71.05/build")
-    driven.sh("apt-get -y -qq remove nvidia-driver-pinning-580.95.05")
+    driven.sh(f"apt-get -y -qq remove {PIN}")
     said = driven.apt(f"install {' '.join(DRIVER)}", check=False)
     assert "Bad return status for module build" in said and "returned an error code (1)" in said
     assert "nvidia-kernel-open-dkms" in driven.sh("dpkg --audit")
     assert driven.sh("dkms status") == "nvidia/595.71.05: added"
-    back(driven)
+    assert {"half-installed", "module-missing"} <= set(driven.findings())
 
 
 def test_a_driver_that_finds_no_card_fails_after_the_reboot_only(driven: Node, offered: None):
     repository.withdraw("driver-595.58.03")
     repository.publish("driver-595.45.04/probe")
-    driven.sh("apt-get -y -qq remove nvidia-driver-pinning-580.95.05")
+    driven.sh(f"apt-get -y -qq remove {PIN}")
     driven.apt(f"install {' '.join(DRIVER)}")
     assert driven.sh("dkms status").endswith(": installed")
     driven.host.reboot()
     assert driven.module() == ""
     assert driven.status("nvidia-smi") == 9
-    back(driven)
-
-
-def back(driven: Node) -> None:
-    """Everything at 580.95.05 again, loaded."""
-    stuck = driven.sh("dpkg-query -W -f '${Package} ${Version}\\n' | sed -n 's/ 595.*//p' | tr '\\n' ' '")
-    named = " ".join(f"{name}=580.95.05-1" for name in stuck.split())
-    driven.apt(f"install --allow-downgrades {named} nvidia-driver-pinning-580.95.05")
-    driven.host.reboot()
-    assert (driven.module(), driven.sh("dpkg --audit")) == ("580.95.05", "")
 
 
 def test_headers_that_are_missing_are_passed_over_in_silence(driven: Node, offered: None):
@@ -247,27 +299,21 @@ def test_headers_that_are_missing_are_passed_over_in_silence(driven: Node, offer
 
 
 def test_one_library_alone(driven: Node):
-    """apt lets the one nobody depends on move; the one nvidia-smi talks through takes dpkg and force."""
-    driven.sh("apt-get -y -qq remove nvidia-driver-pinning-580.95.05")
-    driven.apt("install libnvidia-cfg1")
-    assert (driven.installed("libnvidia-cfg1"), driven.installed("libnvidia-ml1")) == ("595.58.03-1", "580.95.05-1")
+    """By hand: nvidia-smi goes on with one that it does not use, and not with the one it talks through."""
+    swap = "cd /tmp && apt-get -q download {0}=595.58.03-1 && dpkg --force-depends -i {0}_595*.deb"
+    driven.sh(swap.format("libnvidia-cfg1"))
     assert driven.status("nvidia-smi") == 0
-    driven.sh("cd /tmp && apt-get -q download libnvidia-ml1 && dpkg --force-depends -i libnvidia-ml1_595*.deb")
+    assert driven.findings() == ["package"]
+    driven.sh(swap.format("libnvidia-ml1"))
     assert driven.status("nvidia-smi") == 18
-    driven.sh(
-        "cd /tmp && apt-get -q download libnvidia-ml1=580.95.05-1 && dpkg --force-depends -i libnvidia-ml1_580*.deb"
-    )
-    driven.apt("install --allow-downgrades libnvidia-cfg1=580.95.05-1 nvidia-driver-pinning-580.95.05")
-    assert driven.status("nvidia-smi") == 0
+    assert sorted(driven.findings()) == ["library", "package", "package"]
 
 
 def test_an_old_module_that_stayed_loaded(driven: Node):
     gpus.plug(driven.host, CARDS, module="550.90.07")
     assert driven.module() == "550.90.07"
     assert driven.status("nvidia-smi") == 18
-    gpus.plug(driven.host, CARDS)
-    driven.host.reboot()
-    assert driven.module() == "580.95.05"
+    assert driven.findings() == ["reboot", "specification-stale"]
 
 
 def test_a_hidden_card_changes_the_numbers_of_those_after_it(driven: Node):
@@ -276,7 +322,9 @@ def test_a_hidden_card_changes_the_numbers_of_those_after_it(driven: Node):
     seen = driven.sh("nvidia-smi --query-gpu=index,uuid --format=csv,noheader").splitlines()
     assert seen == [f"{index}, {card.uuid}" for index, card in enumerate(CARDS[:1] + CARDS[2:])]
     assert driven.sh("ls /dev/nvidia[0-9]*").split() == ["/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia3"]
+    assert driven.findings() == ["specification-stale"]
     assert CARDS[1].uuid not in driven.specification()
+    assert driven.findings() == []
     gpus.plug(driven.host, CARDS)
     assert CARDS[1].uuid in driven.specification()
 
@@ -287,8 +335,6 @@ def test_no_card_no_module(driven: Node):
     assert driven.module() == ""
     assert driven.status("nvidia-smi") == 9
     assert driven.sh("systemctl is-active nvidia-persistenced", check=False) == "failed"
-    gpus.plug(driven.host, CARDS)
-    driven.host.reboot()
 
 
 @pytest.mark.parametrize("switches", [0, 4])
@@ -300,15 +346,15 @@ def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, swi
     assert state == ("active" if switches else "failed")
     said = driven.sh("journalctl -b -u nvidia-fabricmanager -o cat")
     assert ("NV_WARN_NOTHING_TO_DO" in said) == (not switches)
+    assert driven.findings() == ([] if switches else ["fabric-manager-unwanted"])
     if switches:
-        driven.sh("apt-get -y -qq remove nvidia-driver-pinning-580.95.05")
+        driven.sh(f"apt-get -y -qq remove {PIN}")
         driven.apt("install nvidia-fabricmanager")
         driven.sh("systemctl restart nvidia-fabricmanager; sleep 0.5", check=False)
         said = driven.sh("journalctl -b -u nvidia-fabricmanager -o cat")
         assert "interface version 595.58.03 don't match with driver version 580.95.05" in said
+        assert driven.findings() == ["fabric-manager"]
     driven.sh("apt-get -y -qq purge nvidia-fabricmanager")
-    driven.apt("install nvidia-driver-pinning-580.95.05")
-    gpus.plug(driven.host, CARDS)
 
 
 def test_a_power_limit_is_checked_and_lost_at_a_reboot(driven: Node):
@@ -352,7 +398,7 @@ apt-get install -y -q busybox-static >/dev/null
 root=$(mktemp -d)
 mkdir -p "$root/bin" "$root/usr/bin"
 cp /bin/busybox "$root/bin/"
-for name in $(busybox --list); do ln -sf busybox "$root/bin/$name"; done
+for name in $(busybox --list); do [ "$name" = busybox ] || ln -sf busybox "$root/bin/$name"; done
 ln -sf ../../bin/env "$root/usr/bin/env"
 tar -C "$root" -c . | docker import - probe:1 >/dev/null
 """
@@ -384,3 +430,38 @@ def test_docker_injects_the_card_that_was_asked_for(driven: Node, offered: None)
     driven.apt("install docker-ce docker-ce-cli containerd.io")
     assert driven.installed("docker-ce").startswith("5:29.1.3-1~")
     assert driven.sh("docker info --format '{{.ServerVersion}}'")
+
+
+# --- unattended upgrades ---------------------------------------------------------------------------------------------
+
+
+def test_unattended_upgrades_take_the_security_update_and_nothing_of_the_stack(tmp_path, offered: None):
+    """With role base, and a site that lets NVIDIA's and Docker's origins in besides: the block list is what keeps them."""
+    site = trial.blank("unattended", "trixie", tmp_path, {})
+    try:
+        site.deploy()
+        repository.withdraw()
+        repository.publish("driver-580.95.05", "toolkit-1.18.0", "docker-28.5.1", "kernel-running", "harmless-1.0-1")
+        node = Node(site.host)
+        kernel = "linux-image-$(dpkg --print-architecture) linux-headers-$(dpkg --print-architecture)"
+        docker = "docker-ce docker-ce-cli containerd.io iptables"
+        node.apt(
+            f"install {kernel} {' '.join((*DRIVER, *TOOLKIT))} nvidia-fabricmanager {docker} gpuwright-lab-harmless"
+        )
+        origins = "".join(f'"origin={name}"; ' for name in ("NVIDIA", "NVIDIA CORPORATION", "Docker"))
+        site.host.run("cat >/etc/apt/apt.conf.d/60site", stdin=f"Unattended-Upgrade::Origins-Pattern {{ {origins}}};\n")
+        before = node.sh("dpkg-query -W").splitlines()
+        repository.publish(
+            "driver-580.126.09", "toolkit-1.18.2", "docker-28.5.2", "kernel-newer", "harmless-1.0-1+deb13u1"
+        )
+        node.sh("apt-get -qq update")
+        said = node.sh("unattended-upgrade -v 2>&1")
+        after = node.sh("dpkg-query -W").splitlines()
+        ours = [line for line in set(after) ^ set(before) if not line.startswith("gpuwright-lab-harmless")]
+        assert [
+            line for line in ours if "580." in line or "1.18." in line or "28.5." in line or "9.99" in line
+        ] == [], said
+        assert "gpuwright-lab-harmless\t1.0-1+deb13u1" in after
+        assert node.module() == "580.95.05"
+    finally:
+        site.host.destroy()
