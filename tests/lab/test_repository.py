@@ -337,6 +337,10 @@ def test_no_card_no_module(driven: Node):
     assert driven.sh("systemctl is-active nvidia-persistenced", check=False) == "failed"
 
 
+# Of this start only.
+FABRIC_SAID = "journalctl -o cat _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID nvidia-fabricmanager)"
+
+
 @pytest.mark.parametrize("switches", [0, 4])
 def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, switches: int):
     gpus.plug(driven.host, gpus.cards("repository-1", 4, "h200"), nvswitches=switches)
@@ -344,14 +348,14 @@ def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, swi
     driven.sh("systemctl restart nvidia-fabricmanager; sleep 0.5", check=False)
     state = driven.sh("systemctl is-active nvidia-fabricmanager", check=False)
     assert state == ("active" if switches else "failed")
-    said = driven.sh("journalctl -b -u nvidia-fabricmanager -o cat")
+    said = driven.sh(FABRIC_SAID)
     assert ("NV_WARN_NOTHING_TO_DO" in said) == (not switches)
     assert driven.findings() == ([] if switches else ["fabric-manager-unwanted"])
     if switches:
         driven.sh(f"apt-get -y -qq remove {PIN}")
         driven.apt("install nvidia-fabricmanager")
         driven.sh("systemctl restart nvidia-fabricmanager; sleep 0.5", check=False)
-        said = driven.sh("journalctl -b -u nvidia-fabricmanager -o cat")
+        said = driven.sh(FABRIC_SAID)
         assert "interface version 595.58.03 don't match with driver version 580.95.05" in said
         assert driven.findings() == ["fabric-manager"]
     driven.sh("apt-get -y -qq purge nvidia-fabricmanager")
