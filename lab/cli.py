@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lab import gpus as cards
-from lab import hosts, machine_hardware, machine_image, machines, roster
+from lab import hosts, machine_hardware, machine_image, machines, repository, roster
 from lab import images as recipes
-from lab import repository
 from lab.command import LabError
 from lab.debian import RELEASES
 from lab.hosts import Host
@@ -171,7 +170,10 @@ def packages(added: tuple[str, ...], removed: tuple[str, ...], as_json: bool) ->
 @click.option("--nvswitches", type=click.IntRange(0, 8), default=0, show_default=True, help="how many NVSwitches")
 def gpus(name: str, count: int, model: str, nvswitches: int) -> None:
     """Let a host pretend to have GPUs (stand-ins: nothing computes). Its driver comes from `packages`, with apt."""
-    cards.plug(hosts.find(name), cards.cards(name, count, model), nvswitches=nvswitches)
+    host = roster.find(name)
+    if not isinstance(host, Host):
+        raise LabError(f"{name} is a machine, whose cards are devices of its own; only hosts pretend to have GPUs")
+    cards.plug(host, cards.cards(name, count, model), nvswitches=nvswitches)
     click.echo(f"{name}: {count} x {cards.MODELS[model].name} (stand-ins), {cards.FIXTURE}", err=True)
 
 

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import blank, network, proxy, registry, server, tools
+from lab import blank, network, proxy, registry, repository, server, tools
 from lab.command import LabError, run
 from lab.network import Segment
 from lab.paths import locked, make_private, state

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import machine_hardware, machine_image, network, proxy, registry, server, tools
+from lab import machine_hardware, machine_image, network, proxy, registry, repository, server, tools
 from lab.command import LabError, run
 from lab.network import Segment
 from lab.paths import locked, make_private, state
@@ -254,6 +254,7 @@ def up(
         segment = network.segment()
         proxy.start(segment)
         registry.start(segment)
+        repository.resume()
         sweep()
         machines = [_known_or_new(name, hardware, image, release, segment) for name in names]
     for machine in machines:

@@ -12,6 +12,7 @@ from gpuwright import snapshot
 from lab import gpus, hosts, repository
 from lab.command import LabError
 from lab.hosts import Host
+from lab.paths import state
 from roles.nvidia import equality
 from roles.nvidia.facts import NVIDIA, Nvidia
 
@@ -131,7 +132,7 @@ def test_apt_trusts_the_lists_for_their_signature_only(node: Node):
 
 def test_a_list_that_somebody_changed_is_refused(node: Node):
     archive = repository.ARCHIVES["toolkit"].path
-    listed = hosts.state() / "repository/www" / archive / "Packages"
+    listed = state() / "repository/www" / archive / "Packages"
     before = listed.read_bytes()
     listed.write_bytes(before.replace(b"1.18.0-1", b"6.66.6-6"))
     try:
