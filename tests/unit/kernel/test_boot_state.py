@@ -1,0 +1,257 @@
+"""What a node says of its boot, typed, and what follows from it. Answers written as the script prints them."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+
+import pytest
+from asked import booted, word, words
+
+from gpuwright import boot
+from gpuwright.boot import Barrier, BlockedModule, ModuleOption, Wishes, noticed, pending, state
+from gpuwright.snapshot import CouldNotLook, Snapshot
+
+GRUB_CFG = """\
+set default="0"
+if [ "${next_entry}" ] ; then
+   set default="${next_entry}"
+else
+   set default="%(default)s"
+fi
+### BEGIN /etc/grub.d/10_linux ###
+menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-1' {
+\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet %(words)s
+}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {
+\tmenuentry 'Debian GNU/Linux, with Linux 6.12.57' $menuentry_id_option 'gnulinux-6.12.57+deb13-amd64-advanced-1' {
+\t\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet %(words)s
+\t}
+\tmenuentry 'Debian GNU/Linux, with Linux 6.12.57 (recovery mode)' $menuentry_id_option 'gnulinux-6.12.57+deb13-amd64-recovery-1' {
+\t\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro single
+\t}
+\tmenuentry 'Debian GNU/Linux, with Linux 6.12.48' $menuentry_id_option 'gnulinux-6.12.48+deb13-amd64-advanced-1' {
+\t\tlinux\t/boot/vmlinuz-6.12.48+deb13-amd64 root=UUID=1 ro quiet %(words)s
+\t}
+}
+### END /etc/grub.d/10_linux ###
+### BEGIN /etc/grub.d/20_memtest86+ ###
+menuentry 'Memory test' {
+\tlinux /boot/memtest86+x64.bin
+}
+### END /etc/grub.d/20_memtest86+ ###
+"""
+
+ANSWER = {
+    "line": "BOOT_IMAGE=/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet\n",
+    "id": "aa-bb\n",
+    "kernel": "6.12.57+deb13-amd64\n",
+    "modules": "nouveau 1\nudf 0\nnvidia 12\nsctp 2\n",
+    "filesystems": "ext4\nvfat\nproc\n",
+    "kernels": "6.12.48+deb13-amd64\n6.12.57+deb13-amd64\n",
+    "initrds": "/boot/initrd.img-6.12.57+deb13-amd64 100.200.300\n",
+    "serving": "",
+    "said": "Command line: x\n",
+    "options": "",
+    "loader": "grub\n",
+    "environment": "",
+    "site": "net.ifnames=0 quiet",
+    "later": "",
+}
+
+
+def menu(words: str = "", default: str = "0") -> str:
+    """As the script's awk prints it."""
+    [awk] = [part for part in state._SCRIPT.split("awk '") if "10_linux" in part]
+    program = awk.partition("' /boot/grub/grub.cfg")[0]
+    text = GRUB_CFG % {"words": words, "default": default}
+    return subprocess.run(["awk", program], input=text, capture_output=True, text=True, check=True).stdout
+
+
+def answer(**said: str) -> boot.Boot:
+    given = ANSWER | {"menu": menu()} | said
+    return state._parse("".join(f"{name} {base64.b64encode(text.encode()).decode()}\n" for name, text in given.items()))
+
+
+def test_entries_are_those_of_this_system_s_kernels():
+    seen = answer(menu=menu("iommu=pt 'pci=a;b'"))
+    assert [entry.kernel for entry in seen.entries] == ["6.12.57+deb13-amd64"] * 3 + ["6.12.48+deb13-amd64"]
+    assert [entry.is_recovery for entry in seen.entries] == [False, False, True, False]
+    assert seen.menu[0].words == (("root", "UUID=1"), ("ro", None), ("quiet", None), ("iommu", "pt"), ("pci", "a;b"))
+
+
+@pytest.mark.parametrize(
+    ("default", "environment", "kernel"),
+    [
+        ("0", "", "6.12.57+deb13-amd64"),
+        ("gnulinux-advanced-1>gnulinux-6.12.48+deb13-amd64-advanced-1", "", "6.12.48+deb13-amd64"),
+        ("${saved_entry}", "saved_entry=gnulinux-6.12.48+deb13-amd64-advanced-1\n", "6.12.48+deb13-amd64"),
+        ("${saved_entry}", "", "6.12.57+deb13-amd64"),
+        ("0", "next_entry=gnulinux-6.12.48+deb13-amd64-advanced-1\n", "6.12.48+deb13-amd64"),
+        ("1>4", "", ""),  # by position in a submenu: it cannot be told
+        ("Windows", "", ""),
+    ],
+)
+def test_the_kernel_that_starts_next(default, environment, kernel):
+    assert answer(menu=menu(default=default), environment=environment).default == kernel
+
+
+def test_another_kernel_that_starts_next_is_noticed_and_nothing_waits_for_it():
+    later = answer(kernel="6.12.48+deb13-amd64\n")
+    seen = snapshot(later)
+    assert noticed(seen) == ("kernel 6.12.57+deb13-amd64 starts next, 6.12.48+deb13-amd64 runs",)
+    assert pending(seen, words()) == ()
+
+
+def snapshot(seen: boot.Boot, reboot: str = "no") -> Snapshot:
+    """A snapshot whose boot section gives `seen`."""
+
+    class Fixed(Snapshot):
+        def read(self, section):
+            return seen if section is boot.BOOT else super().read(section)
+
+    system = f"ID=debian\nARCHITECTURE=x86_64\nKERNEL=6\nVIRTUALIZATION=none\nREBOOT={reboot}"
+    return Fixed({"system": (0, system)})
+
+
+def test_what_the_distribution_asks_for_is_noticed():
+    assert noticed(snapshot(answer(), reboot="yes")) == ("the distribution asks for it (/run/reboot-required)",)
+    assert noticed(snapshot(answer(packages="libc6\nlinux-image-amd64\n"), reboot="yes")) == (
+        "the distribution asks for it (/run/reboot-required): libc6, linux-image-amd64",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "unknown"),
+    [
+        ("Command line: x\n", ()),
+        ("", None),  # the ring buffer and the journal have lost the first lines: nothing can be said
+        (
+            'Command line: x\nUnknown kernel command line parameters "BOOT_IMAGE=/boot/vmlinuz spectre_v2=of a=b c", '
+            "will be passed to user space.\n",
+            ("spectre_v2=of", "a=b", "c"),
+        ),
+        ("Kernel command line: x\nPCI: Unknown option `noacs'\n", ("pci=noacs",)),
+    ],
+)
+def test_words_that_the_kernel_did_not_know(said, unknown):
+    assert answer(said=said).unknown == unknown
+
+
+def test_the_driver_s_own_account_of_its_options():
+    seen = answer(
+        nvidia='ResmanDebugLevel: 4294967295\nCoherentGPUMemoryMode: "driver"\n',
+        options="nvidia_uvm uvm_disable_hmm Y\n",
+    )
+    assert ("nvidia", "NVreg_CoherentGPUMemoryMode", "driver") in seen.options
+    assert ("nvidia_uvm", "uvm_disable_hmm", "Y") in seen.options
+
+
+def test_an_initramfs_is_known_by_its_identity():
+    image = "/boot/initrd.img-6.12.57+deb13-amd64"
+    assert answer().initrds[0].inside is None
+    assert answer(initramfs=f"{image}:100.200.300 abc\n").initrds[0].inside == "abc"
+    assert answer(initramfs=f"{image}:100.201.300 abc\n").initrds[0].inside is None  # made anew since
+
+
+def test_an_answer_cut_off_is_no_observation():
+    text = "line " + base64.b64encode(b"ro quiet").decode()
+    with pytest.raises(CouldNotLook, match="boot"):
+        Snapshot({"boot": (0, text)}).read(boot.BOOT)
+
+
+# --- pending ---
+
+
+def test_a_container_never_waits():
+    assert pending(Snapshot({"boot": (0, "container\n")}), words("iommu=pt")) == ()
+
+
+def reasons(seen: boot.Boot, wanted: Wishes) -> tuple[str, ...]:
+    return pending(snapshot(seen), wanted)
+
+
+def test_a_word_that_does_not_run():
+    assert reasons(booted("ro quiet"), words("iommu=pt")) == ("the kernel runs without iommu=pt (pcie: a reason)",)
+    assert reasons(booted("ro iommu=pt"), words("iommu=pt")) == ()
+
+
+def test_another_value_runs():
+    found = reasons(booted("ro iommu=pt iommu=off"), words("iommu=pt"))
+    assert found == ("the kernel runs with iommu=off instead of iommu=pt (pcie: a reason)",)
+    assert reasons(booted("ro iommu=off iommu=pt"), words("iommu=pt")) == ()  # the kernel keeps the last
+
+
+def test_where_a_key_may_be_repeated_one_of_them_is_enough():
+    assert reasons(booted("console=ttyS0 console=tty0"), words("console=ttyS0")) == ()
+    assert reasons(booted("pci=realloc pci=nomsi"), words("pci=realloc")) == ()
+
+
+def test_dashes_and_underscores_are_the_same_to_the_kernel():
+    assert reasons(booted("transparent-hugepage=madvise"), words("transparent_hugepage=madvise")) == ()
+
+
+def test_a_word_of_ours_that_nothing_asks_for_still_runs():
+    seen = booted("ro iommu=pt nohz=on", recorded=("iommu=pt", "nohz=on"))
+    assert reasons(seen, words("iommu=pt")) == ("the kernel runs with nohz=on, which nothing asks for any more",)
+
+
+def test_nor_is_a_word_that_the_site_itself_asks_for():
+    assert reasons(booted("ro nohz=on", site="nohz=on", recorded=("nohz=on",)), words()) == ()
+
+
+NOUVEAU = Wishes(blocked=(BlockedModule("nouveau", "kernel", "only NVIDIA's driver"),))
+UDF = Wishes(blocked=(BlockedModule("udf", "kernel", "unused", spared_when_used=True),))
+
+
+def test_a_blocked_driver_that_is_loaded():
+    assert reasons(booted(modules=(("nouveau", 3),)), NOUVEAU) == (
+        "module nouveau is loaded and must not be (kernel: only NVIDIA's driver)",
+    )
+    assert reasons(booted(), NOUVEAU) == ()
+    assert reasons(booted(modules=(("udf", 1),)), UDF) == ()
+
+
+def option(value: str) -> Wishes:
+    return Wishes(options=(ModuleOption("nvidia", "NVreg_CoherentGPUMemoryMode", value, "memory", "HBM"),))
+
+
+def test_a_module_that_runs_with_another_option():
+    now = booted(modules=(("nvidia", 1),), options=(("nvidia", "NVreg_CoherentGPUMemoryMode", "numa"),))
+    assert reasons(now, option("numa")) == ()
+    assert reasons(now, option("driver")) == (
+        "module nvidia runs with NVreg_CoherentGPUMemoryMode=numa instead of NVreg_CoherentGPUMemoryMode=driver (memory: HBM)",
+    )
+    assert reasons(booted(), option("driver")) == ()  # not loaded: the next load has it
+
+
+@pytest.mark.parametrize(("shown", "asked"), [("Y", "1"), ("N", "0"), ("Y", "Y")])
+def test_booleans_are_shown_as_letters(shown, asked):
+    wanted = Wishes(options=(ModuleOption("nvidia_uvm", "uvm_disable_hmm", asked, "pcie", "x"),))
+    assert (
+        reasons(booted(modules=(("nvidia_uvm", 0),), options=(("nvidia_uvm", "uvm_disable_hmm", shown),)), wanted) == ()
+    )
+
+
+# --- what engines wait for ---
+
+
+def test_engines_wait_while_it_is_pending_and_a_plan_of_a_run_that_reboots_does_not():
+    seen = snapshot(booted("ro"))
+    never, needed = Barrier(words("iommu=pt"), reboots=False), Barrier(words("iommu=pt"), reboots=True)
+    [why] = never.holds_back(seen, planning=False)
+    assert "iommu=pt" in why
+    assert never.holds_back(seen, planning=True) == (why,)
+    assert needed.holds_back(seen, planning=True) == ()
+    assert needed.holds_back(seen, planning=False) == (why,)
+
+
+def test_what_cannot_be_seen_holds_back_too():
+    [why] = Barrier(words("iommu=pt"), reboots=False).holds_back(Snapshot({}), planning=False)
+    assert why == "whether it needs a reboot cannot be seen: boot: the node gave no answer"
+
+
+def test_words_with_blanks_are_compared_without_quotes():
+    wanted = Wishes(words=(word('dyndbg="file pci.c +p"'),))
+    assert reasons(booted('ro "dyndbg=file pci.c +p"'), wanted) == ()  # as GRUB quotes it
+    assert reasons(booted('ro dyndbg="file pci.c +p"'), wanted) == ()  # as a person does

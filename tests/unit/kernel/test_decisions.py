@@ -1,0 +1,168 @@
+"""What the role decides from what it saw. No host."""
+
+from __future__ import annotations
+
+import pytest
+from asked import booted, words
+
+from gpuwright import boot
+from gpuwright.boot import BlockedModule, Sysctl, Wishes
+from roles.kernel import facts, files, operations
+
+# --- boot menu ---
+
+
+def test_a_menu_with_the_words_is_left_alone():
+    assert not operations.menu_is_stale(booted("ro quiet iommu=pt"), words("iommu=pt"))
+
+
+def test_nothing_is_asked_and_nothing_was_ever_ours():
+    assert not operations.menu_is_stale(booted("ro", entries=()), words())
+
+
+@pytest.mark.parametrize(
+    "menu", ["ro", "ro iommu=off", "ro iommu=pt iommu=off", "ro iommu=off iommu=pt", "ro amd_iommu=off iommu=pt"]
+)
+def test_a_word_that_is_missing_or_void(menu):
+    assert operations.menu_is_stale(booted("ro", menu), words("iommu=pt"))
+
+
+def test_one_kernel_of_several_without_the_word():
+    entries = tuple(
+        boot.Entry(f"e{i}", f"6.{i}", boot.grub_words(line)) for i, line in enumerate(["ro iommu=pt", "ro"])
+    )
+    assert operations.menu_is_stale(booted(entries=entries), words("iommu=pt"))
+
+
+def test_entries_for_repairs_stay_without_our_words():
+    repair = boot.Entry("menuentry 'x (recovery mode)' 'gnulinux-6-recovery-1'", "6", boot.grub_words("ro single"))
+    normal = boot.Entry("menuentry 'x' 'gnulinux-simple-1'", "6", boot.grub_words("ro iommu=pt"))
+    assert not operations.menu_is_stale(booted(entries=(normal, repair)), words("iommu=pt"))
+
+
+def test_a_word_that_was_ours_goes():
+    assert operations.menu_is_stale(booted("ro nohz=on", recorded=("nohz=on",)), words())
+    assert not operations.menu_is_stale(booted("ro nohz=on", site="nohz=on", recorded=("nohz=on",)), words())
+    assert not operations.menu_is_stale(booted("ro nohz=on"), words())  # never ours
+
+
+def test_an_empty_menu_is_made_anew():
+    assert operations.menu_is_stale(booted(entries=()), words("iommu=pt"))
+
+
+def test_a_word_of_the_site_that_gives_way_is_said():
+    [said] = operations.overridden(booted(site="quiet iommu=off"), words("iommu=pt"))
+    assert said.startswith("iommu=off of the boot loader's own settings gives way to iommu=pt (pcie: a reason)")
+    [said] = operations.overridden(booted(site="amd_iommu=off"), words("iommu=pt", "quiet"))
+    assert said.startswith("amd_iommu=off of the boot loader's own settings gives way to iommu=pt")
+    assert operations.overridden(booted(site="iommu=pt pci=realloc console=tty0"), words("iommu=pt", "pci=nomsi")) == []
+
+
+def test_without_a_boot_loader_that_we_know():
+    wanted = words("iommu=pt")
+    assert operations.menu_fault(booted("ro iommu=pt", loader="none"), wanted) is None  # somebody put it there
+    assert "iommu=pt cannot be put on the kernel's command line" in operations.menu_fault(
+        booted("ro", loader="none"), wanted
+    )
+
+
+def test_settings_of_grub_that_sh_cannot_read():
+    assert "/etc/default/grub" in operations.menu_fault(booted("ro", site=None), words("iommu=pt"))
+
+
+def test_the_record_keeps_what_was_ever_ours():
+    found = {file.path: file.data for file in files.boot_files(booted(recorded=("nohz=on",)), words("iommu=pt"))}
+    assert found[boot.WORDS] == b"iommu=pt\nnohz=on\n"
+    found = {file.path for file in files.boot_files(booted(recorded=("iommu=pt", "nohz=on")), words())}
+    assert found == {boot.WORDS}  # the drop-in goes, what it once said stays known
+    assert files.boot_files(booted(), words()) == []
+
+
+@pytest.mark.parametrize(
+    ("unknown", "text", "found"),
+    [
+        (("iommu=pt",), "iommu=pt", ["iommu=pt"]),
+        (("pci=noacs",), "pci=realloc,noacs", ["pci=noacs"]),
+        ((), "iommu=pt", []),
+        (None, "iommu=pt", []),
+    ],
+)
+def test_wanted_words_that_the_kernel_does_not_know(unknown, text, found):
+    assert operations.unknown_words(booted(unknown=unknown), words(text)) == found
+
+
+# --- modules ---
+
+UNUSED = Wishes(
+    blocked=tuple(
+        BlockedModule(name, "kernel", "unused", spared_when_used=True) for name in ("udf", "freevxfs", "sctp")
+    )
+    + (BlockedModule("nouveau", "kernel", "driver"),)
+)
+
+
+@pytest.mark.parametrize(
+    ("seen", "spared", "unloaded"),
+    [
+        ({}, [], []),
+        ({"modules": (("udf", 1),)}, ["udf"], []),
+        ({"modules": (("udf", 0),)}, [], ["udf"]),
+        ({"filesystems": frozenset({"udf"})}, ["udf"], []),  # in fstab: the next boot mounts it
+        ({"filesystems": frozenset({"vxfs"}), "modules": (("freevxfs", 0),)}, ["freevxfs"], []),
+        ({"modules": (("nouveau", 0),)}, [], []),  # a driver is never taken from under a running machine
+        ({"modules": (("sctp", 4), ("udf", 0))}, ["sctp"], ["udf"]),
+    ],
+)
+def test_what_the_node_uses_is_left_alone(seen, spared, unloaded):
+    now = booted(**seen)
+    assert [block.module for block in operations.spared(now, UNUSED)] == spared
+    assert operations.to_unload(now, UNUSED) == unloaded
+    text = files.modprobe_file(now, UNUSED).data.decode()
+    for name in ("udf", "freevxfs", "sctp", "nouveau"):
+        assert (f"install {name} /bin/false" in text) is (name not in spared)
+        assert (f"blacklist {name}" in text) is (name not in spared)
+
+
+def test_options_are_quoted_as_modprobe_reads_them():
+    wanted = Wishes(
+        options=(
+            boot.ModuleOption("nvidia", "NVreg_RegistryDwords", "ForceP2P=0x11;RMForceP2PType=1", "pcie", "P2P"),
+            boot.ModuleOption("nvidia_uvm", "uvm_disable_hmm", "1", "pcie", "P2P"),
+        )
+    )
+    text = files.modprobe_file(booted(), wanted).data.decode()
+    assert 'options nvidia NVreg_RegistryDwords="ForceP2P=0x11;RMForceP2PType=1"\n' in text
+    assert "options nvidia_uvm uvm_disable_hmm=1\n" in text
+
+
+def test_without_a_wish_there_is_no_file():
+    assert files.modprobe_file(booted(), Wishes()) is None
+    assert files.sysctl_file(Wishes()) is None
+
+
+# --- sysctl ---
+
+
+def test_the_drop_in_and_what_reads_it_back_agree():
+    wanted = Wishes(
+        sysctls=(Sysctl("vm.swappiness", "10", "kernel", "x"), Sysctl("net.ipv4.tcp_rmem", "4096 1 2", "kernel", "y"))
+    )
+    file = files.sysctl_file(wanted)
+    assert file.path == "/etc/sysctl.d/zz-gpuwright.conf"
+    assert "vm.swappiness = 10\n" in file.data.decode()
+    answer = "asked vm.swappiness\nasked net.ipv4.tcp_rmem\nasked no.such_key\nvm.swappiness = 10\nnet.ipv4.tcp_rmem = 4096\t1\t2\n"
+    assert facts.parse(answer) == {"vm.swappiness": "10", "net.ipv4.tcp_rmem": "4096 1 2", "no.such_key": None}
+
+
+# --- the reboot ---
+
+
+def test_a_reboot_that_changed_nothing_is_not_repeated():
+    tried = ("before", "the kernel runs without iommu=pt")
+    assert operations.not_again(booted(attempt=tried), ["the kernel runs without iommu=pt"])
+    assert not operations.not_again(
+        booted(attempt=tried), ["the kernel runs without iommu=pt", "module nouveau is loaded"]
+    )
+    assert not operations.not_again(booted(), ["the kernel runs without iommu=pt"])
+    # recorded, and the run died before the machine went down
+    assert not operations.not_again(booted(attempt=("now", *tried[1:])), ["the kernel runs without iommu=pt"])
