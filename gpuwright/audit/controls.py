@@ -9,7 +9,7 @@ from gpuwright.audit.control import Control
 from gpuwright.snapshot import Section
 from gpuwright.spec.node import NodeSpec
 
-ROLES = ("base", "access", "firewall", "pcie", "memory", "containers", "models", "engine", "gateway")
+ROLES = ("base", "access", "firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
 
 
 def of_role(role: str) -> tuple[Control, ...]:

@@ -492,3 +492,63 @@ ADVISORIES = References(
     bsi=("OPS.1.1.1.A10", "OPS.1.1.1.A20"),
     inferred=False,
 )
+KERNEL_PROTECTION = References(
+    "unneeded services and protections of the kernel",
+    nist_r2=("3.4.2",),
+    nist_r3=("03.04.02",),
+    cmmc=("CM.L2-3.4.2",),
+    bsi=("SYS.1.3.A14",),
+    inferred=True,
+)
+KERNEL_MEMORY = References(
+    "ASLR, ptrace_scope 1, no dumps of privileged programs",
+    cis_debian12=("1.5.1", "1.5.2", "1.5.3"),
+    cis_ubuntu2404=("1.5.1", "1.5.2", "1.5.3"),
+    bsi=("SYS.1.3.A4", "SYS.1.3.A14"),
+    inferred=True,
+)
+KERNEL_POINTERS = References(
+    "kernel pointers and dmesg hidden",
+    nist_r2=("3.1.5",),
+    nist_r3=("03.01.05",),
+    cmmc=("AC.L2-3.1.5",),
+    bsi=("SYS.1.3.A14",),
+    inferred=True,
+)
+KERNEL_NETWORK = References(
+    "rp_filter, redirects, source routes, SYN cookies",
+    cis_debian12=("3.3.2", "3.3.3", "3.3.4", "3.3.5", "3.3.6", "3.3.7", "3.3.8", "3.3.10"),
+    cis_ubuntu2404=("3.3.2", "3.3.3", "3.3.4", "3.3.5", "3.3.6", "3.3.7", "3.3.8", "3.3.10"),
+    nist_r2=("3.13.1",),
+    nist_r3=("03.13.01",),
+    cmmc=("SC.L2-3.13.1",),
+    bsi=("NET.3.2.A19",),
+    inferred=True,
+)
+KERNEL_MODULES = References(
+    "unneeded kernel modules blocked",
+    cis_debian12=(
+        "1.1.1.1",
+        "1.1.1.2",
+        "1.1.1.3",
+        "1.1.1.4",
+        "1.1.1.5",
+        "1.1.1.8",
+        "1.1.1.9",
+        *("3.2.1", "3.2.2", "3.2.3", "3.2.4"),
+    ),
+    cis_ubuntu2404=(
+        "1.1.1.1",
+        "1.1.1.2",
+        "1.1.1.3",
+        "1.1.1.4",
+        "1.1.1.5",
+        "1.1.1.8",
+        "1.1.1.9",
+        *("3.2.1", "3.2.2", "3.2.3", "3.2.4"),
+    ),
+    nist_r2=("3.4.6", "3.4.7"),
+    nist_r3=("03.04.06",),
+    cmmc=("CM.L2-3.4.6", "CM.L2-3.4.7"),
+    bsi=("SYS.1.1.A6",),
+)

@@ -28,7 +28,9 @@ from gpuwright.boot.state import (
     Entry,
     Initrd,
     noticed,
+    options_pending,
     pending,
+    words_pending,
 )
 from gpuwright.boot.words import Given, grub_text, grub_words, holds, parse_line, parse_word, same_key
 
@@ -58,9 +60,11 @@ __all__ = [
     "holds",
     "in_the_way",
     "noticed",
+    "options_pending",
     "parse_line",
     "parse_word",
     "pending",
     "same_key",
     "together",
+    "words_pending",
 ]

@@ -262,6 +262,11 @@ def pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
     boot = seen.read(BOOT)
     if boot.container:
         return ()
+    return (*words_pending(boot, wanted), *drivers_pending(boot, wanted), *options_pending(seen, wanted))
+
+
+def words_pending(boot: Boot, wanted: Wishes) -> tuple[str, ...]:
+    """Words that do not run and should, and words of ours that run and should not any more."""
     reasons = []
     for word in wanted.words:
         if not holds(boot.line, word):
@@ -269,17 +274,29 @@ def pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
             instead = (
                 f"the kernel runs with {_joined((word.key, others[-1]))} instead of {word.text}"
                 if others
-                else (f"the kernel runs without {word.text}")
+                else f"the kernel runs without {word.text}"
             )
             reasons.append(f"{instead} ({word.role}: {word.reason})")
-    reasons += [f"the kernel runs with {text}, which nothing asks for any more" for text in retired(boot, wanted)]
+    gone = retired(boot, wanted)
+    return (*reasons, *(f"the kernel runs with {text}, which nothing asks for any more" for text in gone))
+
+
+def drivers_pending(boot: Boot, wanted: Wishes) -> tuple[str, ...]:
+    """Blocked drivers that are loaded."""
     loaded = dict(boot.modules)
-    reasons += [
+    return tuple(
         f"module {block.module} is loaded and must not be ({block.role}: {block.reason})"
         for block in wanted.blocked
         if block.module in loaded and not block.spared_when_used
-    ]
+    )
+
+
+def options_pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
+    """Loaded modules that run with another option. Raises CouldNotLook."""
+    boot = seen.read(BOOT)
+    loaded = dict(boot.modules)
     values = {(module, option): value for module, option, value in boot.options}
+    reasons: list[str] = []
     for option in wanted.options:
         if option.waits is not None:
             reasons += option.waits(seen)

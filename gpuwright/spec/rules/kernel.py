@@ -9,50 +9,7 @@ from gpuwright import boot, wishes
 from gpuwright.spec.fault import SettingPath
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found
-
-# Words that switch off what protects the kernel (Documentation/admin-guide/kernel-parameters.txt; the list under
-# `mitigations=off` there is the core of it). A bare word, or a key with the values that weaken it.
-WEAKENING: dict[str, str] = {
-    "apparmor": "0",
-    "audit": "0|off",
-    "gather_data_sampling": "off",
-    "indirect_target_selection": "off",
-    "kpti": "0|n|no|off",
-    "kvm.nx_huge_pages": "off",
-    "kvm_intel.vmentry_l1d_flush": "never",
-    "l1tf": "off",
-    "lockdown": "none",
-    "mds": "off",
-    "mitigations": r"off(;.*)?|.*[;,]no_.*",
-    "mmio_stale_data": "off",
-    "no_entry_flush": ".*",
-    "no_stf_barrier": ".*",
-    "no_uaccess_flush": ".*",
-    "nobp": "0",
-    "noexec": "off",
-    "nokaslr": ".*",
-    "nopti": ".*",
-    "nosmap": ".*",
-    "nosmep": ".*",
-    "nospec_store_bypass_disable": ".*",
-    "nospectre_bhb": ".*",
-    "nospectre_v1": ".*",
-    "nospectre_v2": ".*",
-    "pti": "off",
-    "reg_file_data_sampling": "off",
-    "retbleed": "off",
-    "selinux": "0",
-    "spec_rstack_overflow": "off",
-    "spec_store_bypass_disable": "off",
-    "spectre_bhi": "off",
-    "spectre_v2": "off",
-    "spectre_v2_user": "off",
-    "srbds": "off",
-    "ssbd": "force-off",
-    "tsa": "off",
-    "tsx_async_abort": "off",
-    "vmscape": "off",
-}
+from roles.kernel.weakening import weakens
 
 # What the node boots from and into; a wrong one and it does not come back.
 OF_THE_BOOT_LOADER = frozenset(
@@ -148,8 +105,7 @@ def _words(spec: NodeSpec) -> Iterator[tuple[SettingPath, str, str | None]]:
 
 def words_leave_protection_on(spec: NodeSpec) -> Iterator[Found]:
     for path, key, value in _words(spec):
-        values = next((values for name, values in WEAKENING.items() if boot.same_key(name, key)), None)
-        if values is not None and re.fullmatch(values, value or ""):
+        if weakens(key, value):
             sentence = "is refused: it takes a protection of the kernel away, and what strangers send is processed on this kernel"
             yield Found(path, sentence)
 

@@ -17,6 +17,7 @@ ROLE = {
     "BASE": "base",
     "ACCS": "access",
     "FIRE": "firewall",
+    "KERN": "kernel",
     "PCIE": "pcie",
     "MEMO": "memory",
     "CONT": "containers",

@@ -359,7 +359,9 @@ def changed(answers, changes):
 
 
 def test_every_control_is_doctored():
-    assert DOCTORED.keys() == {control.id for control in controls.every()}
+    # Those of role kernel are doctored in tests/unit/kernel/test_checks.py: a lab host has its machine's kernel.
+    ids = {control.id for role in controls.ROLES if role != "kernel" for control in controls.of_role(role)}
+    assert DOCTORED.keys() == ids
 
 
 @pytest.mark.parametrize("control", DOCTORED)

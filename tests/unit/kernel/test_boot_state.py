@@ -3,74 +3,18 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 
 import pytest
+from answers import boot_answer, menu
 from asked import booted, word, words
 
 from gpuwright import boot
 from gpuwright.boot import Barrier, BlockedModule, ModuleOption, Wishes, noticed, pending, state
 from gpuwright.snapshot import CouldNotLook, Snapshot
 
-GRUB_CFG = """\
-set default="0"
-if [ "${next_entry}" ] ; then
-   set default="${next_entry}"
-else
-   set default="%(default)s"
-fi
-### BEGIN /etc/grub.d/10_linux ###
-menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-1' {
-\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet %(words)s
-}
-submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {
-\tmenuentry 'Debian GNU/Linux, with Linux 6.12.57' $menuentry_id_option 'gnulinux-6.12.57+deb13-amd64-advanced-1' {
-\t\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet %(words)s
-\t}
-\tmenuentry 'Debian GNU/Linux, with Linux 6.12.57 (recovery mode)' $menuentry_id_option 'gnulinux-6.12.57+deb13-amd64-recovery-1' {
-\t\tlinux\t/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro single
-\t}
-\tmenuentry 'Debian GNU/Linux, with Linux 6.12.48' $menuentry_id_option 'gnulinux-6.12.48+deb13-amd64-advanced-1' {
-\t\tlinux\t/boot/vmlinuz-6.12.48+deb13-amd64 root=UUID=1 ro quiet %(words)s
-\t}
-}
-### END /etc/grub.d/10_linux ###
-### BEGIN /etc/grub.d/20_memtest86+ ###
-menuentry 'Memory test' {
-\tlinux /boot/memtest86+x64.bin
-}
-### END /etc/grub.d/20_memtest86+ ###
-"""
-
-ANSWER = {
-    "line": "BOOT_IMAGE=/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet\n",
-    "id": "aa-bb\n",
-    "kernel": "6.12.57+deb13-amd64\n",
-    "modules": "nouveau 1\nudf 0\nnvidia 12\nsctp 2\n",
-    "filesystems": "ext4\nvfat\nproc\n",
-    "kernels": "6.12.48+deb13-amd64\n6.12.57+deb13-amd64\n",
-    "initrds": "/boot/initrd.img-6.12.57+deb13-amd64 100.200.300\n",
-    "serving": "",
-    "said": "Command line: x\n",
-    "options": "",
-    "loader": "grub\n",
-    "environment": "",
-    "site": "net.ifnames=0 quiet",
-    "later": "",
-}
-
-
-def menu(words: str = "", default: str = "0") -> str:
-    """As the script's awk prints it."""
-    [awk] = [part for part in state._SCRIPT.split("awk '") if "10_linux" in part]
-    program = awk.partition("' /boot/grub/grub.cfg")[0]
-    text = GRUB_CFG % {"words": words, "default": default}
-    return subprocess.run(["awk", program], input=text, capture_output=True, text=True, check=True).stdout
-
 
 def answer(**said: str) -> boot.Boot:
-    given = ANSWER | {"menu": menu()} | said
-    return state._parse("".join(f"{name} {base64.b64encode(text.encode()).decode()}\n" for name, text in given.items()))
+    return state._parse(boot_answer(**said))
 
 
 def test_entries_are_those_of_this_system_s_kernels():

@@ -7,7 +7,9 @@ from asked import booted, words
 
 from gpuwright import boot
 from gpuwright.boot import BlockedModule, Sysctl, Wishes
+from gpuwright.render import REPOSITORY
 from roles.kernel import facts, files, operations
+from roles.kernel.wishes import BASELINE
 
 # --- boot menu ---
 
@@ -94,10 +96,10 @@ def test_wanted_words_that_the_kernel_does_not_know(unknown, text, found):
 # --- modules ---
 
 UNUSED = Wishes(
-    blocked=tuple(
-        BlockedModule(name, "kernel", "unused", spared_when_used=True) for name in ("udf", "freevxfs", "sctp")
+    blocked=(
+        *(BlockedModule(name, "kernel", "unused", spared_when_used=True) for name in ("udf", "freevxfs", "sctp")),
+        BlockedModule("nouveau", "kernel", "driver"),
     )
-    + (BlockedModule("nouveau", "kernel", "driver"),)
 )
 
 
@@ -166,3 +168,8 @@ def test_a_reboot_that_changed_nothing_is_not_repeated():
     assert not operations.not_again(booted(), ["the kernel runs without iommu=pt"])
     # recorded, and the run died before the machine went down
     assert not operations.not_again(booted(attempt=("now", *tried[1:])), ["the kernel runs without iommu=pt"])
+
+
+def test_the_page_lists_the_baseline():
+    page = (REPOSITORY / "docs/roles/kernel.md").read_text()
+    assert [row for row in BASELINE if f"| `{row[0]}` | {row[1]} | {row[2]} |" not in page] == []

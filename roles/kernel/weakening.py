@@ -1,0 +1,55 @@
+"""Words of the command line that take a protection of the kernel away."""
+
+from __future__ import annotations
+
+import re
+
+# Words that switch off what protects the kernel (Documentation/admin-guide/kernel-parameters.txt; the list under
+# `mitigations=off` there is the core of it). A bare word, or a key with the values that weaken it.
+_WEAKENING: dict[str, str] = {
+    "apparmor": "0",
+    "audit": "0|off",
+    "gather_data_sampling": "off",
+    "indirect_target_selection": "off",
+    "kpti": "0|n|no|off",
+    "kvm.nx_huge_pages": "off",
+    "kvm_intel.vmentry_l1d_flush": "never",
+    "l1tf": "off",
+    "lockdown": "none",
+    "mds": "off",
+    "mitigations": r"off(;.*)?|.*[;,]no_.*",
+    "mmio_stale_data": "off",
+    "no_entry_flush": ".*",
+    "no_stf_barrier": ".*",
+    "no_uaccess_flush": ".*",
+    "nobp": "0",
+    "noexec": "off",
+    "nokaslr": ".*",
+    "nopti": ".*",
+    "nosmap": ".*",
+    "nosmep": ".*",
+    "nospec_store_bypass_disable": ".*",
+    "nospectre_bhb": ".*",
+    "nospectre_v1": ".*",
+    "nospectre_v2": ".*",
+    "pti": "off",
+    "reg_file_data_sampling": "off",
+    "retbleed": "off",
+    "selinux": "0",
+    "spec_rstack_overflow": "off",
+    "spec_store_bypass_disable": "off",
+    "spectre_bhi": "off",
+    "spectre_v2": "off",
+    "spectre_v2_user": "off",
+    "srbds": "off",
+    "ssbd": "force-off",
+    "tsa": "off",
+    "tsx_async_abort": "off",
+    "vmscape": "off",
+}
+
+
+def weakens(key: str, value: str | None) -> bool:
+    """Whether a word, as the kernel takes it, takes a protection away."""
+    values = _WEAKENING.get(key.replace("-", "_"))
+    return values is not None and re.fullmatch(values, value or "") is not None

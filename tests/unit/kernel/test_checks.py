@@ -1,0 +1,156 @@
+"""Each control of the role on a machine's answers: green as they are, and red when one thing in them is changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from answers import BOOT, IMAGE, boot_answer, menu, snapshot, system
+
+from gpuwright import boot, wishes
+from gpuwright.audit import controls
+from gpuwright.audit.control import Outcome
+from gpuwright.audit.judge import judge_all
+from gpuwright.boot import state
+from gpuwright.render import static
+from gpuwright.spec.load import typed
+from roles.kernel.files import modprobe_file
+from roles.kernel.operations import modprobe_sum
+
+WORDS = "iommu=pt 'pci=disable_acs_redir=a;b'"
+NODE = {
+    "gpuwright": 1,
+    "summary": "a machine",
+    "hardware": {"gpus": {"count": 1}},
+    "kernel": {
+        "words": [
+            {"word": "iommu=pt", "reason": "P2P"},
+            {"word": "pci=disable_acs_redir=a;b", "reason": "P2P"},
+        ],
+        "sysctls": [{"name": "vm.swappiness", "value": 10, "reason": "models stay in memory"}],
+        "module_options": [
+            {"module": "nvidia", "option": "NVreg_EnableS0ixPowerManagement", "value": 0, "reason": "x"}
+        ],
+    },
+}
+SPEC = typed(json.loads(json.dumps(NODE)))
+WANTED = wishes.gathered(SPEC)
+LINE = BOOT["line"].replace("\n", " iommu=pt pci=disable_acs_redir=a;b\n")
+SUM = modprobe_sum(modprobe_file(boot.Boot(), WANTED))
+RIGHT = {
+    "line": LINE,
+    "menu": menu(WORDS),
+    "initramfs": f"{IMAGE}:100.200.300 {SUM}\n",
+    "nvidia": "EnableS0ixPowerManagement: 0\n",
+    "recorded": "iommu=pt\npci=disable_acs_redir=a;b\n",
+}
+SYSCTL = "".join(f"{one.key} = {one.value}\n" for one in WANTED.sysctls)
+MODPROBE = "".join(f"install {one.module} /bin/false\nblacklist {one.module}\n" for one in WANTED.blocked)
+
+
+def judged(said=None, sysctl=SYSCTL, modprobe=MODPROBE, spec=SPEC, virtualization="none", answer=None):
+    seen = snapshot(
+        {
+            "system": system(virtualization),
+            "boot": boot_answer(**(RIGHT | (said or {}))) if answer is None else answer,
+            "audit-kernel-sysctl": sysctl,
+            "audit-kernel-modprobe": modprobe,
+        }
+    )
+    return {result.control.id: result for result in judge_all(controls.of_role("kernel"), seen, spec)}
+
+
+def without(key: str) -> str:
+    return SYSCTL.replace(f"{key} = ", f"{key} = 7")
+
+
+# control: what is changed, and which others turn red with it
+DOCTORED = {
+    "GPW-KERN-001": ({"said": {"line": LINE.replace("iommu=pt", "iommu=off")}}, {"GPW-KERN-006"}),
+    "GPW-KERN-002": ({"said": {"said": "Command line: x\nPCI: Unknown option `disable_acs_redir=a;b'\n"}}, set()),
+    "GPW-KERN-003": ({"said": {"line": LINE.replace("quiet", "mitigations=off")}}, set()),
+    "GPW-KERN-004": ({"said": {"menu": menu("iommu=pt")}}, set()),
+    "GPW-KERN-005": (
+        {"said": {"menu": menu(WORDS, "gnulinux-advanced-1>gnulinux-6.12.48+deb13-amd64-advanced-1")}},
+        set(),
+    ),
+    "GPW-KERN-006": (
+        {"said": {"modules": BOOT["modules"] + "nouveau 0\n"}},
+        {"GPW-KERN-011"},
+    ),
+    "GPW-KERN-007": ({"sysctl": without("kernel.yama.ptrace_scope")}, set()),
+    "GPW-KERN-008": ({"sysctl": without("kernel.kptr_restrict")}, set()),
+    "GPW-KERN-009": ({"sysctl": without("net.ipv4.conf.all.accept_redirects")}, set()),
+    "GPW-KERN-010": ({"sysctl": without("vm.swappiness")}, set()),
+    "GPW-KERN-011": ({"modprobe": MODPROBE.replace("install nova_core /bin/false\n", "")}, set()),
+    "GPW-KERN-012": ({"said": {"modules": BOOT["modules"] + "udf 0\n"}}, set()),
+    "GPW-KERN-013": ({"said": {"nvidia": "EnableS0ixPowerManagement: 1\n"}}, {"GPW-KERN-006"}),
+    "GPW-KERN-014": ({"said": {"initrds": f"{IMAGE} 100.201.300\n"}}, set()),
+}
+
+
+def test_a_machine_as_it_should_be_keeps_every_promise():
+    assert {key: result.verdict.actual for key, result in judged().items() if result.outcome is not Outcome.PASS} == {}
+
+
+def test_every_control_is_doctored():
+    assert DOCTORED.keys() == {control.id for control in controls.of_role("kernel")}
+
+
+@pytest.mark.parametrize("control", DOCTORED)
+def test_one_thing_wrong_is_red(control):
+    changes, also = DOCTORED[control]
+    found = judged(**changes)
+    assert {key for key, result in found.items() if result.outcome is Outcome.FAIL} == {control, *also}
+    assert found[control].verdict.actual != judged()[control].verdict.actual
+
+
+def test_a_container_has_its_machine_s_kernel():
+    found = judged(virtualization="systemd-nspawn", answer="container\n")
+    assert {result.outcome for result in found.values()} == {Outcome.NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize("section", ["system", "boot", "audit-kernel-sysctl", "audit-kernel-modprobe"])
+def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(section):
+    answers = {
+        "system": system(),
+        "boot": boot_answer(**RIGHT),
+        "audit-kernel-sysctl": SYSCTL,
+        "audit-kernel-modprobe": MODPROBE,
+    }
+    seen = snapshot(answers)
+    seen.answers[section] = (1, "")
+    results = judge_all(controls.of_role("kernel"), seen, SPEC)
+    touched = {result.outcome for result in results if section in {one.name for one in result.control.observed}}
+    assert touched == {Outcome.ERROR}
+
+
+def test_gone_messages_are_for_a_person():
+    assert judged(said={"said": ""})["GPW-KERN-002"].outcome is Outcome.MANUAL
+
+
+def test_a_protection_asked_for_again_at_the_end_of_the_line_is_on():
+    line = LINE.replace("quiet", "mitigations=off").replace("\n", " mitigations=auto,nosmt\n")
+    assert judged(said={"line": line})["GPW-KERN-003"].outcome is Outcome.PASS
+
+
+def test_a_driver_loaded_by_hand_is_seen():
+    found = judged(said={"modules": BOOT["modules"] + "nouveau 2\n"})
+    assert found["GPW-KERN-011"].verdict.actual == "nouveau is loaded, with 2 users"
+    assert found["GPW-KERN-006"].outcome is Outcome.FAIL
+
+
+def test_the_file_system_of_a_stick_in_fstab_is_named():
+    found = judged(said={"filesystems": "ext4\nudf\n", "initramfs": f"{IMAGE}:100.200.300 {SUM}\n"})
+    assert found["GPW-KERN-012"].verdict.actual == "udf stands in fstab"
+
+
+def test_where_ipv6_is_off_it_has_nothing_to_refuse():
+    off = "".join(line + "\n" for line in SYSCTL.splitlines() if not line.startswith("net.ipv6."))
+    assert judged(sysctl=off)["GPW-KERN-009"].outcome is Outcome.PASS
+
+
+def test_the_scripts_are_there():
+    for name in ("boot-menu", "initramfs-modprobe", "node-drain"):
+        assert static(f"kernel/usr/local/lib/gpuwright/{name}").startswith(b"#!/bin/")
+    assert "systemd-detect-virt --container" in state._SCRIPT
