@@ -27,20 +27,28 @@ PORT = 18001
 DEPLOY = """
 from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import connect, ownership
+from gpuwright import connect, ownership, wishes
+from gpuwright.peers import peer_groups
 from gpuwright.spec.fleet import node
 from roles.base import base
 from roles.containers import containers
 from roles.engine import engine
+from roles.pcie import pcie
 
 host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
 spec = node(host)
 ownership.retire_roles(present=spec.roles)
 base(spec.base)
+peers = peer_groups(spec)
+if spec.pcie:
+    pcie(spec.pcie, hardware=spec.hardware, peers=peers)
 containers(spec.containers, gpus=spec.hardware.gpus.count)
 if spec.engine:
-    engine(spec.engine, models=spec.models, hardware=spec.hardware)
+    judged = [group.engine for group in peers]
+    engine(
+        spec.engine, models=spec.models, hardware=spec.hardware, barrier=wishes.barrier(spec), judged=judged
+    )
 """
 
 PUT_WEIGHTS = f"""
@@ -92,6 +100,7 @@ class Trial:
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     role: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    roles: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -118,6 +127,7 @@ class Trial:
                 "hardware": self.hardware,
                 "base": {"unattended_upgrades": False},
                 "containers": {"registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}]},
+                **self.roles,
                 "models": {"hub": "https://hub.lab", "items": {"tiny": {"repo": "lab/tiny", "revision": COMMIT}}},
             }
             if engines:
