@@ -50,8 +50,9 @@ def findings(seen: Nvidia) -> list[Finding]:
 
 def _driver_packages(seen: Nvidia) -> list[Package]:
     # What manages switches is judged on its own: it is wanted on few machines. Pinning packages have the version of the
-    # branch's newest driver, whichever is installed.
-    apart = ("fabricmanager", "fabric-manager", "nscq", "pinning", "imex")
+    # branch's newest driver, whichever is installed. cuda-compat is another driver's user space, laid by for containers and
+    # programs that ask for it (seen on an H200 node: cuda-compat-13-0 580.95.05 beside driver 580.159.04).
+    apart = ("fabricmanager", "fabric-manager", "nscq", "pinning", "imex", "cuda-compat")
     return [
         package
         for package in seen.packages.values()

@@ -10,6 +10,8 @@ import pytest
 import trial
 from trial import Trial
 
+from lab import repository
+
 pytestmark = pytest.mark.lab
 
 DAEMON_JSON = "/etc/docker/daemon.json"
@@ -467,43 +469,18 @@ def test_debian_12(tmp_path):
 
 # --- Docker's own repository -----------------------------------------------------------------------------------------
 
-# Docker's repository cannot be reached from here. This stand-in has its layout, its package names and a key of its own;
-# what is in the packages is the distribution's Docker.
-REPOSITORY = r"""
-set -e
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -q >/dev/null 2>&1
-apt-get install -y -q --no-install-recommends apt-utils gpg gpg-agent >/dev/null
-mkdir -p /srv/docker/debian/dists/trixie/stable/binary-amd64 /srv/docker/debian/pool /root/repack
-cd /root/repack
-for pair in docker.io=docker-ce docker-cli=docker-ce-cli containerd=containerd.io; do
-  apt-get download -q "${pair%%=*}" 2>/dev/null
-  dpkg-deb -R "${pair%%=*}"_*.deb "${pair#*=}"
-  sed -i "s/^Package: .*/Package: ${pair#*=}/; s/^Version: .*/Version: 5:99.0/; /^Source:/d; /^Breaks:/d; /^Replaces:/d" "${pair#*=}/DEBIAN/control"
-  sed -i 's/docker-cli\b/docker-ce-cli/g; s/\bcontainerd ([^)]*)/containerd.io/g' "${pair#*=}/DEBIAN/control"
-  rm -f "${pair#*=}/DEBIAN/md5sums"
-  dpkg-deb -Znone -b "${pair#*=}" /srv/docker/debian/pool/ >/dev/null
-done
-cd /srv/docker/debian
-apt-ftparchive packages pool >dists/trixie/stable/binary-amd64/Packages
-apt-ftparchive -o APT::FTPArchive::Release::Suite=trixie -o APT::FTPArchive::Release::Codename=trixie \
-  -o APT::FTPArchive::Release::Components=stable -o APT::FTPArchive::Release::Architectures=amd64 release dists/trixie >/root/Release
-mv /root/Release dists/trixie/Release
-gpg --batch --quiet --passphrase '' --quick-generate-key lab@example.invalid default default never
-gpg --batch --quiet --clearsign --output dists/trixie/InRelease dists/trixie/Release
-gpg --armor --export lab@example.invalid
-"""
-
 
 @pytest.mark.proof
 def test_dockers_own_repository(tmp_path):
+    """The lab's stand-in of it: Docker's layout, package names and versions, and the distribution's Docker in the packages."""
+    offered = repository.published()
     node = trial.blank("containers-ce", "trixie", tmp_path, {})
     try:
-        key = node.host.run(REPOSITORY, timeout=600).stdout
-        (tmp_path / "docker.asc").write_text(key[key.index("-----BEGIN") :])
+        repository.publish("docker-28.5.1")
+        (tmp_path / "docker.asc").write_text(repository.key_file().read_text())
         node.node["containers"] = {
             "source": "docker",
-            "repository": "file:///srv/docker",
+            "repository": f"http://{repository.NAME}/linux",
             "repository_key": "docker.asc",
         }
         dry = node.run("--dry")
@@ -517,6 +494,11 @@ def test_dockers_own_repository(tmp_path):
         node.node["containers"] = {}
         refused = node.run("-y")
         assert refused.status == 1
-        assert "docker-ce 5:99.0 is installed and the node file wants docker.io from the distribution" in refused.said
+        sentence = (
+            "docker-ce 5:28.5.1-1~debian.13~trixie is installed and the node file wants docker.io from the distribution"
+        )
+        assert sentence in refused.said
     finally:
         node.host.destroy()
+        repository.withdraw()
+        repository.publish(*offered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import trial
@@ -318,7 +319,7 @@ def test_an_old_module_that_stayed_loaded(driven: Node):
 
 
 def test_a_hidden_card_changes_the_numbers_of_those_after_it(driven: Node):
-    hidden = [gpus.replace(card, hidden=number == 1) for number, card in enumerate(CARDS)]
+    hidden = [replace(card, hidden=number == 1) for number, card in enumerate(CARDS)]
     gpus.plug(driven.host, hidden)
     seen = driven.sh("nvidia-smi --query-gpu=index,uuid --format=csv,noheader").splitlines()
     assert seen == [f"{index}, {card.uuid}" for index, card in enumerate(CARDS[:1] + CARDS[2:])]

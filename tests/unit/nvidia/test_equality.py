@@ -29,6 +29,7 @@ HEALTHY = Nvidia(
         **{name: package(name) for name in NAMES},
         "nvidia-driver-pinning-580": package("nvidia-driver-pinning-580", "580.126.09-1"),
         "nvidia-container-toolkit": package("nvidia-container-toolkit", "1.18.2-1"),
+        "cuda-compat-13-0": package("cuda-compat-13-0", "575.1.02-1ubuntu1"),
         "libnvidia-common-575": package("libnvidia-common-575", "575.1.02-1", "config-files"),
     },
     kernels=(Kernel("6.12.1-amd64", headers=True, module="580.95.05", signer=""),),
@@ -53,6 +54,13 @@ def test_nothing_to_say_of_a_node_whose_parts_fit():
 def test_nothing_to_say_of_a_node_without_a_driver():
     empty = replace(HEALTHY, module=None, cards=(), library="", packages={}, specifications=())
     assert equality.findings(replace(empty, kernels=(Kernel("6.12.1-amd64", False, "", ""),))) == []
+
+
+def test_a_driver_that_no_package_brought():
+    """As on a machine whose image has it: version and library are there, packages and module files are not."""
+    image = {"cuda-compat-13-0": package("cuda-compat-13-0", "575.1.02-1ubuntu1")}
+    seen = replace(HEALTHY, packages=image, kernels=(), specifications=(), units=None)
+    assert (equality.release(seen), equality.findings(seen)) == ("", [])
 
 
 def test_one_library_that_was_upgraded_alone():
