@@ -65,6 +65,7 @@ class Node:
             "docker",
             """echo "$*" >>"$FAKE/calls"
             case $1 in
+              version) [ ! -e "$FAKE/away" ] || { echo "Cannot connect to the Docker daemon" >&2; exit 1; } ;;
               image) [ -e "$FAKE/image" ] ;;
               run)
                 echo "copies between GPUs" >&2

@@ -130,6 +130,13 @@ def test_an_image_that_is_not_there(node: Node) -> None:
     assert "is not on this node (systemctl start gpuwright-image-main)" in node.verdict()[1]
 
 
+def test_docker_that_is_away(node: Node) -> None:
+    node.write("fake/away", "")
+    node.run("p2p-verify")
+    assert node.runs == []
+    assert "Docker does not answer (Cannot connect to the Docker daemon)" in node.verdict()[1]
+
+
 def change_driver(node: Node) -> None:
     node.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module  580.20.02  Release Build\n")
 
