@@ -368,6 +368,23 @@ def asked_of_the_parser(host, lines: list[list[str]]) -> list[str | None]:
     return answers
 
 
+def test_the_p2p_probe_finds_every_lying_copier_out(host):
+    """The comparison of role pcie's probe with the torch of an engine's image; the copiers are FAKES on CPU tensors."""
+    image = host.run("docker inspect --format '{{.Config.Image}}' gpuwright-main").stdout.strip()
+    files = {
+        "p2p_copiers.py": REPOSITORY / "tests/unit/pcie/p2p_copiers.py",
+        "p2p-probe.py": REPOSITORY / "files/pcie/usr/local/lib/gpuwright/p2p-probe.py",
+    }
+    for name, file in files.items():
+        host.run(f"cat >/run/{name}", stdin=file.read_text())
+    mounts = " ".join(f"-v /run/{name}:/{name}:ro" for name in files)
+    shut = "--network=none --read-only --user=10001:10001 --entrypoint=python3"
+    said = host.run(
+        f"docker run --rm {shut} {mounts} {image} -B /p2p_copiers.py /p2p-probe.py 2>&1", timeout=300
+    ).stdout
+    assert "every FAKE copier is found out" in said
+
+
 def test_vllms_own_parser_accepts_every_shipped_node_file(host, lines):
     assert len(lines) >= 5
     answers = dict(zip(lines, asked_of_the_parser(host, list(lines.values())), strict=True))

@@ -1,6 +1,6 @@
 """What the probe makes of copies that go wrong. FAKE copiers on CPU tensors stand in for GPUs that lie.
 
-Needs torch, which is in engine images and not in this project's environment: the lab's test runs this file inside the
+Needs torch, which is in engine images and not in this project's environment: tests/lab/test_vllm_openai.py runs it inside the
 image, `python3 p2p_copiers.py PROBE` runs it anywhere else.
 """
 

@@ -132,7 +132,7 @@ def test_good(run) -> None:
     ],
 )
 def test_bad(run, behaviour: str, reason: str) -> None:
-    status, document, seconds = run(behaviour)
+    status, document, seconds = run(behaviour, "--hang-limit=2")
     assert (status, document["verdict"]) == (0, "bad")
     assert document["reasons"][0].startswith(reason)
     assert seconds < 20
@@ -144,7 +144,7 @@ def test_bad(run, behaviour: str, reason: str) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_hangs_at_one_size_and_not_at_the_other(run, size: int) -> None:
     """vllm#51513: two ranks hung on a host where four completed."""
-    _, document, _ = run(f"rank stands aside at {size}", gpus=4)
+    _, document, _ = run(f"rank stands aside at {size}", "--hang-limit=2", gpus=4)
     outcomes = {(len(r["gpus"]), r["outcome"]) for r in document["collectives"] if r["p2p"]}
     assert outcomes == {(size, "hangs"), (6 - size, "right")}
     assert document["verdict"] == "bad"
@@ -166,7 +166,8 @@ def test_hangs_at_one_size_and_not_at_the_other(run, size: int) -> None:
     ],
 )
 def test_not_judged(run, behaviour: str, reason: str) -> None:
-    status, document, _ = run(behaviour)
+    limits = ["--start-limit=4"] if "4 s" in reason else []
+    status, document, _ = run(behaviour, *limits)
     assert (status, document["verdict"]) == (69, "none")
     assert document["reasons"][0].startswith(reason)
 
