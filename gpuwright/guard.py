@@ -276,7 +276,8 @@ class _Attempt:
         try:
             with gevent.Timeout(_ANSWER_SECONDS):
                 connector.connect()
-                done, said = connector.run_shell_command(command, **self._arguments())
+                command, arguments = self._unprompted(command, {})
+                done, said = connector.run_shell_command(command, **arguments)
         except ConnectError as error:
             return str(error), ""
         except gevent.Timeout:
@@ -297,7 +298,8 @@ class _Attempt:
         limit = limit or self._left() + _ANSWER_SECONDS
         try:
             with gevent.Timeout(limit):
-                done, said = self.host.run_shell_command(command, **self._arguments(**arguments))
+                command, arguments = self._unprompted(command, arguments)
+                done, said = self.host.run_shell_command(command, **arguments)
                 return done, said
         except gevent.Timeout:
             self._tell(f"no answer within {limit:.0f} s")
@@ -305,8 +307,24 @@ class _Attempt:
             self._tell(f"{type(error).__name__}: {error}")
         return False, CommandOutput([])
 
-    def _arguments(self, **more: Any) -> dict[str, Any]:
-        return {**self.arguments, **more}
+    def _unprompted(self, command: StringCommand, more: dict[str, Any]) -> tuple[StringCommand, dict[str, Any]]:
+        """The command with the run's own rights, but for this: where sudo asks for a password now, that is a failure.
+
+        pyinfra would ask a person for it, and the guard's time would go by.
+        """
+        arguments = {**self.arguments, **more}
+        known = arguments.get("_sudo_password") or self.host.connector_data.get("prompted_sudo_password")
+        if not arguments.get("_sudo") or known:
+            return command, arguments
+        sudo = ["sudo", "-H", "-n", *(["-i"] if arguments.get("_use_sudo_login") else [])]
+        sudo += ["-u", arguments["_sudo_user"]] if arguments.get("_sudo_user") else []
+        fault = shlex.quote("gpuwright: this user cannot become root without a password any more")
+        script = (
+            f"{shlex.join(sudo)} true >/dev/null 2>&1 </dev/null || {{ echo {fault} >&2; exit 1; }}; "
+            f"exec {shlex.join(sudo)} {command.get_raw_value()}"
+        )
+        without = {"_sudo": False, "_sudo_user": None, "_use_sudo_login": False, "_preserve_sudo_env": False}
+        return _shell(script), {**arguments, **without}
 
     def _tell(self, sentence: str) -> None:
         logger.error(f"{self.host.print_prefix}lock-out guard: {sentence}")

@@ -25,13 +25,17 @@ AUDIT_SCRIPT = "/usr/local/lib/gpuwright/audit-snapshot"
 SUDOERS = "/etc/sudoers.d/zz-gpuwright"
 
 # sshd runs on its own, or is started by its socket at the first connection (Ubuntu since 22.10). Port and addresses are
-# the site's and stay as they are, so the socket never has to be told anything.
+# the site's and stay as they are, so the socket never has to be told anything. But an sshd that got its socket from
+# systemd loses it over a reload ("Cannot bind any address", seen with OpenSSH 10.0): there it is restarted. Sessions
+# outlive both (KillMode=process).
 _RELOAD = """\
-if systemctl is-active -q ssh.service; then
+if systemctl is-active -q ssh.socket; then
+  systemctl try-restart ssh.service || exit 1
+elif systemctl is-active -q ssh.service; then
   systemctl reload ssh.service || exit 1
   # The signal is on its way: the old sshd must not be the one that answers the proof.
   sleep 1
-elif ! systemctl is-active -q ssh.socket; then
+else
   systemctl start ssh.service || exit 1
 fi
 """
@@ -39,7 +43,7 @@ _BACK = """\
 systemctl reset-failed ssh.service ssh.socket 2>/dev/null
 if systemctl is-enabled -q ssh.socket 2>/dev/null; then
   systemctl start ssh.socket
-  ! systemctl is-active -q ssh.service || systemctl reload ssh.service || systemctl restart ssh.service
+  systemctl try-restart ssh.service
 else
   systemctl reload-or-restart ssh.service
 fi
