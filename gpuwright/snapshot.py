@@ -175,6 +175,8 @@ def read(host: Any) -> Snapshot:
 def forget(host: Any) -> None:
     """An operation calls this before its first command: what was read before is not true any more."""
     _cache.pop((host.name, True), None)
+    if ctx_state.isset() and ctx_state.get().is_executing:  # the first look, too, where nobody has used it yet
+        _cache.pop((host.name, False), None)
 
 
 # --- what the library itself looks at -------------------------------------------------------------------------------

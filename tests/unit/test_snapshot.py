@@ -1,6 +1,7 @@
 """Sections run for real in a shell; what could not be seen is never "off"."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,3 +64,15 @@ def test_owned_files_are_read_with_hash_mode_and_owner():
         ("gateway", "unit", "gpuwright-x.service", None, None),
         ("engine", "network", "gpuwright-a", None, None),
     ]
+
+
+def test_what_the_first_operation_changed_is_not_read_from_before_it(monkeypatch):
+    """With --yes the look from before the run is used once; an operation that changes first must take it away, too."""
+    host = SimpleNamespace(name="gpu-1", current_op_hash=None, get_fact=lambda fact: "new")
+    state = SimpleNamespace(
+        is_executing=True, check_for_changes=False, callback_handlers=[], add_callback_handler=print
+    )
+    monkeypatch.setattr(snapshot, "_cache", {("gpu-1", False): "old"})
+    monkeypatch.setattr(snapshot, "ctx_state", SimpleNamespace(get=lambda: state, isset=lambda: True))
+    snapshot.forget(host)
+    assert snapshot.read(host) == "new"

@@ -1,0 +1,158 @@
+"""The one reboot, with a machine and a clock that are stand-ins: what is yielded, what is waited for, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+import pytest
+from answers import BOOT, boot_answer, snapshot, system
+from asked import words
+from pyinfra.api import FunctionCommand, StringCommand
+
+from roles.kernel import operations
+from roles.kernel.operations import _judge, _refuse_after_failure, _wait_for_boot, reboot
+
+ASKED = words("iommu=pt")
+RIGHT = BOOT["line"].replace("\n", " iommu=pt\n")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Machine:
+    """Answers with each boot id of `boots` in turn, the last for ever; None is no answer."""
+
+    name, print_prefix = "gpu-1", "[gpu-1] "
+
+    def __init__(self, *boots):
+        self.boots = list(boots)
+        self.connected = True
+        self.said, self.noops = [], []
+        self.connector = types.SimpleNamespace()
+        self.connector_data = {}
+
+    def noop(self, description):
+        self.noops.append(description)
+
+    def log_styled(self, text, **_):
+        self.said.append(text)
+
+    def disconnect(self):
+        self.connected = False
+
+    def connect(self, show_errors):
+        assert show_errors is False
+        self.connected = self.boots[0] is not None
+        if not self.connected and len(self.boots) > 1:
+            self.boots.pop(0)
+
+    def run_shell_command(self, command, print_output, _timeout):
+        assert command == "cat /proc/sys/kernel/random/boot_id"
+        answer = self.boots.pop(0) if len(self.boots) > 1 else self.boots[0]
+        return answer is not None, types.SimpleNamespace(stdout=answer)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(operations, "time", clock)
+    monkeypatch.setattr(operations, "clear_askpass_cache", lambda host: None)
+    monkeypatch.setattr(operations, "report", lambda host, reasons: None)
+    monkeypatch.setattr(operations, "_failed", [])
+    return clock
+
+
+def test_it_waits_for_another_boot_over_another_connection(clock):
+    machine = Machine("before", "before", None, None, "after")
+    assert _wait_for_boot(None, machine, "before", 600)
+    assert clock.now < 30
+
+
+def test_progress_is_said_at_least_every_15_seconds(clock, monkeypatch):
+    said = []
+    monkeypatch.setattr(operations, "logger", types.SimpleNamespace(info=lambda text: said.append((clock.now, text))))
+    assert _wait_for_boot(None, Machine(*["before"] * 10, *[None] * 30, "after"), "before", 600)
+    times = [0.0, *(when for when, _ in said)]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 18
+    assert "still shutting down" in said[0][1] and "no answer yet" in said[-2][1]
+    assert said[-1][1].startswith("[gpu-1] back after")
+
+
+def test_one_that_does_not_come_back_stops_the_others(clock):
+    machine = Machine(None)
+    assert not _wait_for_boot(None, machine, "before", 60)
+    assert machine.said == ["did not come back within 60 s (kernel.reboot_timeout); look at its console"]
+    other = Machine("x")
+    assert not _refuse_after_failure(None, other)
+    assert other.said[0].startswith("not rebooted: gpu-1 did not come back within 60 s of its reboot in this run")
+
+
+def test_the_machine_that_the_run_is_on_is_not_rebooted(clock):
+    machine = Machine("x")
+    machine.connector = type("LocalConnector", (), {})()
+    assert not _refuse_after_failure(None, machine)
+    assert "this run itself is on this machine" in machine.said[0]
+
+
+def seen(monkeypatch, **said):
+    answers = snapshot({"system": system(), "boot": boot_answer(**said)})
+    monkeypatch.setattr(operations.snapshot, "read", lambda host: answers)
+    monkeypatch.setattr(operations.snapshot, "forget", lambda host: None)
+
+
+def test_a_machine_that_did_not_become_what_it_should_fails_and_stops_the_others(clock, monkeypatch):
+    machine = Machine("x")
+    seen(monkeypatch)
+    assert not _judge(None, machine, ASKED)
+    assert machine.said == ["rebooted, and still: the kernel runs without iommu=pt (pcie: a reason)"]
+    assert not _refuse_after_failure(None, Machine("y"))
+
+
+def test_one_that_did_is_well(clock, monkeypatch):
+    seen(monkeypatch, line=RIGHT)
+    assert _judge(None, Machine("x"), ASKED)
+
+
+def steps(monkeypatch, **said):
+    machine = Machine("aa-bb")
+    seen(monkeypatch, **said)
+    monkeypatch.setattr(operations, "ctx_host", types.SimpleNamespace(get=lambda: machine))
+    return machine, list(reboot._inner(wanted=ASKED, timeout=600))
+
+
+def test_nothing_needs_it(clock, monkeypatch):
+    machine, found = steps(monkeypatch, line=RIGHT)
+    assert (found, machine.noops) == ([], ["nothing needs a reboot"])
+
+
+def test_drain_comes_before_the_reboot_and_the_record_before_both(clock, monkeypatch):
+    _, found = steps(monkeypatch)
+    shell = [
+        str(command.get_raw_value()) if isinstance(command, StringCommand) else command.function.__name__
+        for command in found
+    ]
+    order = ["_refuse_after_failure", "boot_id", "node-drain", "systemctl reboot", "_wait_for_boot", "_judge", "rm -f"]
+    assert len(shell) == len(order)
+    assert all(part in step for part, step in zip(order, shell, strict=True)), shell
+    assert all(isinstance(command, StringCommand | FunctionCommand) for command in found)
+
+
+def test_the_same_reasons_do_not_reboot_it_twice(clock, monkeypatch):
+    _, [refusal] = steps(monkeypatch, attempt="before\nthe kernel runs without iommu=pt (pcie: a reason)\n")
+    machine = Machine("x")
+    assert not refusal.function(None, machine, *refusal.args)
+    assert "not rebooted again: the last reboot did not bring it" in machine.said[0]
+
+
+def test_a_record_of_a_reboot_that_helped_is_cleared(clock, monkeypatch):
+    _, [command] = steps(monkeypatch, line=RIGHT, attempt="before\nthe kernel runs without iommu=pt\n")
+    assert str(command.get_raw_value()) == "rm -f /var/lib/gpuwright/kernel/reboot"
