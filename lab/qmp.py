@@ -20,6 +20,7 @@ class Qmp:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         self._rest = b""
+        self._events: list[str] = []
         try:
             self._socket.connect(str(path))
         except OSError as error:
@@ -45,13 +46,16 @@ class Qmp:
                 raise LabError(f"QEMU refused {name}: {message['error']['desc']}")
             if "return" in message:
                 return message["return"]
+            self._events.append(message["event"])
 
     def monitor(self, line: str) -> str:
         """Run a command of the human monitor, for what has no command of its own; returns what it printed."""
         return str(self.command("human-monitor-command", **{"command-line": line})).strip()
 
     def event(self, name: str, seconds: float) -> bool:
-        """Wait for an event; whether it came within ``seconds``. False as well when QEMU ended."""
+        """Wait for an event; whether it came since the connection was made, or within ``seconds``. False as well when QEMU ended."""
+        if name in self._events:
+            return True
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
