@@ -50,7 +50,7 @@ _ESP_START, _ESP_SIZE = 1, 64  # MiB
 _ROOT_START, _ROOT_SIZE = 65, 12 * 1024  # MiB; the file is sparse
 _ROOT_UUID = "67707577-0000-4000-8000-000000000001"
 _ESP_SERIAL = "67707577"
-_VERSION = 2  # raise when build() changes what it makes
+_VERSION = 3  # raise when build() changes what it makes
 # What grub-install puts into its core image, and what grub.cfg of a plain server uses before it can load more.
 _GRUB_MODULES = ("part_gpt", "fat", "ext2", "normal", "search", "search_fs_uuid", "linux", "echo", "test", "configfile")
 
@@ -108,7 +108,7 @@ def _settle(root: Path) -> None:
     shutil.copytree(_FILES, root, dirs_exist_ok=True)
     (root / "etc/fstab").write_text(
         f"UUID={_ROOT_UUID} / ext4 errors=remount-ro 0 1\n"
-        f"UUID={_ESP_SERIAL[:4]}-{_ESP_SERIAL[4:]} /boot/efi vfat umask=0077 0 1\n"
+        f"UUID={_ESP_SERIAL[:4]}-{_ESP_SERIAL[4:]} /boot/efi vfat umask=0077,nofail 0 1\n"
     )
     defaults = root / "etc/default/grub"
     # What boots is printed: the console's last lines are all there is when a machine does not come up.

@@ -42,7 +42,7 @@ class Machine(Server):
     """A throwaway virtual machine. Everything it does not remember here, it forgets at ``reset``."""
 
     kind = "machine"
-    boot_limit = 420.0  # a minute on two idle cores under emulation; tests share them
+    boot_limit = 600.0  # a minute on two idle cores under emulation; five where they are shared
     patience = 30
 
     hardware: str  # a key of machine_hardware.KINDS
