@@ -366,7 +366,7 @@ def reboot(wanted: Wishes, timeout: int) -> Generator[PyinfraCommand, None, None
     yield FunctionCommand(_refuse_after_failure, (), {})
     snapshot.forget(host)
     yield StringCommand("sh", "-c", shlex.quote(_RECORD), _stdin="".join(f"{reason}\n" for reason in reasons))
-    yield Watched(f"{SCRIPTS}/node-drain")
+    yield Watched(f"{SCRIPTS}/node-drain", shlex.quote(now.default))
     # Detached, so that the answer does not wait for the machine to go.
     yield StringCommand("( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &")
     yield FunctionCommand(_wait_for_boot, (now.boot_id, timeout), {})
