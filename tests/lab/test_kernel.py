@@ -16,7 +16,9 @@ def test_a_container_is_left_alone_in_one_sentence(tmp_path):
         said = node.deploy().said
         assert "kernel: not applicable, the host is a container and has its machine's kernel" in said
         assert "reboot needed" not in said
-        assert node.sh("ls /etc/default/grub.d /etc/sysctl.d /etc/modprobe.d 2>/dev/null | grep gpuwright || true") == ""
+        assert (
+            node.sh("ls /etc/default/grub.d /etc/sysctl.d /etc/modprobe.d 2>/dev/null | grep gpuwright || true") == ""
+        )
         assert node.deploy().changed == []
     finally:
         node.host.destroy()
