@@ -49,9 +49,8 @@ if spec.memory:
     memory_verified(spec.memory, hardware=spec.hardware)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
-ownership.retire_roles(
-    present=spec.roles, but=("access",)
-)  # a firewall goes only now that `containers` keeps neighbours away itself
+# A firewall goes only now that `containers` keeps neighbours away itself.
+ownership.retire_roles(present=spec.roles, but=("access",))
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:

@@ -33,7 +33,7 @@ if [ -e live ]; then
 elif nft list table {TABLE} >/dev/null 2>&1; then
   nft delete table {TABLE}
 fi
-[ -e {_UNITS}/{UNIT} ] || systemctl stop {UNIT}
+[ -e {_UNITS}/{UNIT} ] || systemctl stop {UNIT} 2>/dev/null || true
 """,
 )
 

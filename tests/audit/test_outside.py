@@ -12,6 +12,7 @@ import pytest
 
 from gpuwright.audit import outside
 from gpuwright.audit.outside import Place
+from gpuwright.ingress import ingress
 from gpuwright.spec.base import SecretRef
 from gpuwright.spec.secret import resolve
 from roles.gateway.paths import NEVER
@@ -109,6 +110,17 @@ def test_neither_docker_nor_an_admin_interface_is_on_the_network(node):
     if node.spec.gateway:
         ports.append(node.spec.gateway.health_port)
     assert [port for port in ports if outside.is_open(node.address, port)] == []
+
+
+def test_nothing_is_reached_that_the_node_file_does_not_open(node):
+    if node.spec.firewall is None or node.name.startswith("@"):
+        pytest.skip("not applicable: the node file has no firewall, or the node is this machine")
+    served = ingress(node.spec)
+    opened = {*served.ssh, *served.gateway}
+    opened |= {entry.port for entry in node.spec.firewall.ports if entry.protocol == "tcp"}
+    found = outside.open_ports(node.address, range(1, 65536))
+    assert set(found) <= opened, "from here more is reached than the node file opens to anybody"
+    assert set(served.ssh) <= set(found), "the controller's own way in must be among what was found"
 
 
 def test_ssh_lets_nobody_in_without_a_key(node):

@@ -24,6 +24,7 @@ SAMPLE = {
         "test_an_sshd_config_that_refuses_the_controller",
         "test_a_change_that_cuts_every_connection_is_undone_by_the_node_alone",
     ],
+    "test_firewall.py": ["test_rules_that_drop_the_controller_heal_themselves"],
     "test_killed_run.py": ["test_killed_where_a_restart_would_be_lost"],
     "test_lab.py": [
         "test_a_blank_host_is_blank",

@@ -39,6 +39,18 @@ class Trial:
 
     def run(self, *options: str, timeout: float = 600) -> Run:
         """``pyinfra inventory deploy.py`` as a user types it; the node file is written first."""
+        process = self.start(*options)
+        try:
+            said, errors = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        run = Run(process.returncode, errors)
+        with contextlib.suppress(NoDocument):
+            run.changed = operations(said)[0].get(self.host.name, [])
+        return run
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """The same, still running, in a process group of its own."""
         document = {"gpuwright": 1, "summary": "a lab host", **self.node}
         (self.directory / "nodes").mkdir(exist_ok=True)
         (self.directory / "nodes/trial.yaml").write_text(yaml.safe_dump(document))
@@ -54,18 +66,15 @@ class Trial:
             "from gpuwright.spec.fleet import fleet as _fleet\n"
             f"hosts = _fleet({ {self.host.name: settings}!r}, __file__)\n"
         )
-        finished = subprocess.run(
+        return subprocess.Popen(
             [Path(sys.executable).with_name("pyinfra"), "--json", "inventory.py", REPOSITORY / "deploy.py", *options],
             cwd=self.directory,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout,
+            start_new_session=True,
         )
-        run = Run(finished.returncode, finished.stderr)
-        with contextlib.suppress(NoDocument):
-            run.changed = operations(finished.stdout)[0].get(self.host.name, [])
-        return run
 
     def deploy(self) -> Run:
         """A real run that must succeed."""

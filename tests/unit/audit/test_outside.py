@@ -68,6 +68,20 @@ def test_a_port_is_open_or_not():
     assert not outside.is_open("127.0.0.1", port)
 
 
+def test_open_ports_are_found_among_thousands_that_are_not():
+    with listening(b"") as (first, _), listening(b"") as (second, _):
+        around = range(max(1, min(first, second) - 500), min(65536, max(first, second) + 500))
+        few = outside.open_ports("127.0.0.1", around, wait=0.5, at_once=300)
+        assert {first, second} <= set(few)
+        assert few == sorted(few)
+    assert not {first, second} & set(outside.open_ports("127.0.0.1", around, wait=0.5))
+
+
+def test_an_address_that_cannot_be_asked_has_no_shut_ports():
+    with pytest.raises(OSError, match=r"255\.255\.255\.255"):
+        outside.open_ports("255.255.255.255", [22])
+
+
 def test_a_place_that_is_not_reached_is_named(monkeypatch):
     with listening(None) as (port, _):
         monkeypatch.setattr(outside, "TIMEOUT_SECONDS", 0.2)
