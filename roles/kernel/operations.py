@@ -334,6 +334,8 @@ def _judge(state: Any, host: Any, wanted: Wishes) -> bool:
     if left:
         _failed.append(f"{host.name} did not become what it should by its reboot")
         return _say_no(state, host, f"rebooted, and still: {'; '.join(left)}")
+    for word in unknown_words(snapshot.read(host).read(boot.BOOT), wanted):
+        logger.warning(f"{host.print_prefix}kernel: this kernel does not know {word}; it has no effect")
     return True
 
 

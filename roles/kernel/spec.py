@@ -11,7 +11,7 @@ from gpuwright import boot
 from gpuwright.spec.base import Seconds, Strict
 
 # File systems and protocols that no GPU node serves from, each with its reason; the CIS benchmarks of Debian 12 and
-# Ubuntu 24.04 name all of them (1.1.1.1 to 1.1.1.8 and 3.2.1 to 3.2.4). Not among them: overlay, which Docker's storage
+# Ubuntu 24.04 name all of them (1.1.1.1 to 1.1.1.9 and 3.2.1 to 3.2.4). Not among them: overlay, which Docker's storage
 # is made of, squashfs, which snaps are mounted from, and vfat, which the EFI partition has.
 UNUSED_MODULES = {
     "cramfs": "file system of old embedded devices",
