@@ -22,6 +22,7 @@ from roles.access.spec import AccessSpec
 ROLE = "access"
 CHECK = "/usr/local/lib/gpuwright/access-sshd-check"
 AUDIT_SCRIPT = "/usr/local/lib/gpuwright/audit-snapshot"
+OWN_KEY = "/usr/local/lib/gpuwright/access-own-key"
 SUDOERS = "/etc/sudoers.d/zz-gpuwright"
 
 # sshd runs on its own, or is started by its socket at the first connection (Ubuntu since 22.10). Port and addresses are
@@ -82,6 +83,7 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes) -> None:
         validate=[
             Validate(f"visudo -cqf .{SUDOERS}"),
             Validate(f"sh .{CHECK} ."),
+            Validate(f"sh .{OWN_KEY} ."),
         ],
         remove=gone,
         undo=guard.Undo(paths=tuple(path for key in weak for path in (key.path, f"{key.path}.pub")), after=_BACK),
@@ -148,6 +150,7 @@ def wanted(spec: AccessSpec, profile: Profile, seen: Ssh, audit_script: bytes) -
         File(sshd.DROP_IN, drop_in, "0600"),
         File(sshd.EXPECTED, "".join(f"{' '.join(line)}\n" for line in expected).encode()),
         File(CHECK, static(f"access{CHECK}"), "0755"),
+        File(OWN_KEY, static(f"access{OWN_KEY}"), "0755"),
         File(
             SUDOERS,
             template(

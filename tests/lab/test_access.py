@@ -298,20 +298,41 @@ def test_a_read_only_etc_is_refused_before_the_first_change(node):
     assert node.deploy().changed == []
 
 
-def test_a_key_that_is_not_the_deploys_own_is_taken_back(node):
-    """The node file takes away the very key that this run connects with: nobody can know that before, the guard sees it."""
+@pytest.fixture
+def without_the_own_key(node):
+    """The node file takes away the very key that this run connects with."""
     users = node.node["access"]["users"]
     keep = users["deploy"]["keys"]
     users["deploy"]["keys"] = [str(node.directory / "alice.pub")]
+    yield
+    users["deploy"]["keys"] = keep
+
+
+def test_a_run_without_its_own_key_is_refused_before_anything_changes(node, without_the_own_key):
+    run = node.run("-y")
+    assert run.status != 0
+    assert "this run logged in as deploy with the key SHA256:" in run.said
+    assert "which access.users.deploy.keys does not have: it could not log in again" in run.said
+    assert "nothing was written" in run.said
+    assert "no new connection" not in run.said
+    assert login(node, "deploy").returncode == 0
+
+
+def test_a_run_without_its_own_key_is_taken_back_where_nobody_could_know(node, without_the_own_key):
+    """The same with a log that says nothing: the check is fooled, and the guard is not."""
+    console(node, "mount --bind /usr/bin/false /usr/bin/journalctl")
     started = time.monotonic()
     try:
         run = node.run("-y")
     finally:
-        users["deploy"]["keys"] = keep
+        console(node, "umount /usr/bin/journalctl")
     assert run.status != 0
     assert "no new connection after the change of role access: Authentication error" in run.said, run.said
     assert "the old state is back" in run.said
     assert time.monotonic() - started < 60
+
+
+def test_the_next_run_says_so_once(node):
     run = node.deploy()
     assert len(run.changed) == 1 and "put the old state of role access back" in run.changed[0]
     assert node.deploy().changed == []
