@@ -10,7 +10,7 @@ from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
 from gpuwright import guard, ownership, snapshot
-from gpuwright.atomic import File, Validate
+from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned
 from gpuwright.packages import installed
 from gpuwright.render import static, template
@@ -67,24 +67,23 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes) -> None:
 
     people = [user for user in spec.users if user != "root"]
     weak, _ = host_keys(seen, profile)
-    files = wanted(spec, profile, seen, audit_script)
+    called = scripts(spec, audit_script)
+    decisive = wanted(spec, profile, seen)
     recorded = [thing for thing in ownership.recorded_of(host, ROLE) if thing.kind != "account"]
-    claims = [file.owned for file in files]
+    claims = [file.owned for file in (*called, *decisive)]
     gone = [thing for thing in recorded if thing not in claims]
-    say_what_is_overruled(host, seen)
+    for sentence in seen.overruled:
+        logger.warning(f"{host.print_prefix}{sentence}")
 
     installed(name="Install sudo", packages=["sudo"])
     operations.accounts(name=f"Have accounts for {', '.join(people) or 'nobody but root'}", users=people)
     operations.ed25519_host_key(name="Have an ed25519 host key")
+    files(name="Write the scripts that checks and audits call", role=ROLE, files=called)
     guard.change(
         name="Change who may log in and become root" + (f"; take away {', '.join(map(str, gone))}" if gone else ""),
         role=ROLE,
-        files=files,
-        validate=[
-            Validate(f"visudo -cqf .{SUDOERS}"),
-            Validate(f"sh .{CHECK} ."),
-            Validate(f"sh .{OWN_KEY} ."),
-        ],
+        files=decisive,
+        validate=[Validate(f"visudo -cqf .{SUDOERS}"), Validate(f"{CHECK} ."), Validate(f"{OWN_KEY} .")],
         remove=gone,
         undo=guard.Undo(paths=tuple(path for key in weak for path in (key.path, f"{key.path}.pub")), after=_BACK),
         apply=apply(spec, weak),
@@ -137,44 +136,41 @@ def host_keys(seen: Ssh, profile: Profile) -> tuple[list[sshd.HostKey], list[ssh
     return weak, sorted(kept, key=lambda key: (key.type != "ED25519", key.path))
 
 
-def wanted(spec: AccessSpec, profile: Profile, seen: Ssh, audit_script: bytes) -> list[File]:
-    """The role's files. Raises OperationError for an OpenSSH that has nothing of what a profile allows."""
+def scripts(spec: AccessSpec, audit_script: bytes) -> list[File]:
+    """What nobody is locked out by: the checks, and what the audit asks as root."""
+    checks = [File(path, static(f"access{path}"), "0755") for path in (CHECK, OWN_KEY)]
+    if any(user.sudo == "audit" for user in spec.users.values()):
+        return [*checks, File(AUDIT_SCRIPT, audit_script, "0755")]
+    return checks
+
+
+def wanted(spec: AccessSpec, profile: Profile, seen: Ssh) -> list[File]:
+    """The files that decide who may log in. Raises OperationError for an OpenSSH that has nothing of what a profile allows."""
     _, kept = host_keys(seen, profile)
     try:
         drop_in = sshd.drop_in(spec, profile, seen.offered, kept)
         expected = sshd.expected(spec, profile, seen.offered, kept)
     except ValueError as error:
         raise OperationError(f"{error}; choose another profile, or upgrade OpenSSH") from None
-    audit = [name for name, user in spec.users.items() if user.sudo == "audit"]
-    files = [
+    sudoers = template(
+        f"access{SUDOERS}.j2",
+        everything=[name for name, user in spec.users.items() if user.sudo == "all" and name != "root"],
+        audit=[name for name, user in spec.users.items() if user.sudo == "audit"],
+        script=AUDIT_SCRIPT,
+    )
+    chosen = [
         File(sshd.DROP_IN, drop_in, "0600"),
         File(sshd.EXPECTED, "".join(f"{' '.join(line)}\n" for line in expected).encode()),
-        File(CHECK, static(f"access{CHECK}"), "0755"),
-        File(OWN_KEY, static(f"access{OWN_KEY}"), "0755"),
-        File(
-            SUDOERS,
-            template(
-                f"access{SUDOERS}.j2",
-                everything=[name for name, user in spec.users.items() if user.sudo == "all" and name != "root"],
-                audit=audit,
-                script=AUDIT_SCRIPT,
-            ),
-            "0440",
-        ),
-        *(
-            # sshd reads it as the account itself, and only where nobody else can write it.
-            File(f"{sshd.KEYS}/{name}", authorized(name, user.keys))
-            for name, user in spec.users.items()
-        ),
+        File(SUDOERS, sudoers, "0440"),
+        # sshd reads it as the account itself, and only where nobody else can write it.
+        *(File(f"{sshd.KEYS}/{name}", authorized(user.keys)) for name, user in spec.users.items()),
     ]
-    if audit:
-        files.append(File(AUDIT_SCRIPT, audit_script, "0755"))
     if spec.banner is not None:
-        files.append(File(sshd.BANNER, f"{spec.banner.rstrip()}\n".encode()))
-    return files
+        chosen.append(File(sshd.BANNER, f"{spec.banner.rstrip()}\n".encode()))
+    return chosen
 
 
-def authorized(name: str, sources: Sequence[str]) -> bytes:
+def authorized(sources: Sequence[str]) -> bytes:
     """One account's whole authorized_keys."""
     lines = "".join(f"{key.line}\n" for key in keys.authorized(tuple(sources)))
     head = "# Owned by gpuwright, role access. Changes here are overwritten; edit the node file.\n"
@@ -198,9 +194,3 @@ def reasons(seen: Ssh, profile: Profile) -> list[str]:
     if seen.stale:
         found.append("sshd has not read its files since they changed")
     return found
-
-
-def say_what_is_overruled(host: object, seen: Ssh) -> None:
-    """What other files would do differently is no fault as long as ours comes first, but their owner should know."""
-    for sentence in seen.overruled:
-        logger.warning(f"{host.print_prefix}{sentence}")  # type: ignore[attr-defined]
