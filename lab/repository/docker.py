@@ -5,6 +5,7 @@ Names and layout: docs.docker.com/engine/install/debian. The programs are real, 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -58,8 +59,8 @@ class Repacked:
 
     def build(self) -> Path:
         """The .deb, from the cache if it is there."""
-        name = f"{self.name}_{self.version.replace(':', '%3a')}_{self.original.stem}.deb"
-        deb = CACHE / "packages" / name
+        recipe = hashlib.sha256(f"{self.original.name}\n{self.control()}".encode()).hexdigest()
+        deb = CACHE / "packages" / f"{recipe}.deb"
         with locked(CACHE / "packages" / "lock"):
             if not deb.exists():
                 with tempfile.TemporaryDirectory(prefix=".draft-", dir=deb.parent) as draft:
