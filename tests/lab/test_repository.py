@@ -293,8 +293,13 @@ def test_headers_that_are_missing_are_passed_over_in_silence(driven: Node, offer
     repository.publish("kernel-newer")
     driven.apt("install linux-image-$(dpkg --print-architecture)")
     assert "9.99.9+deb13" not in driven.sh("dkms status")
+    assert driven.findings() == ["module-missing"]
     driven.apt("install linux-headers-$(dpkg --print-architecture)")
     assert "9.99.9+deb13" in driven.sh("dkms status")
+    assert driven.findings() == []
+    driven.sh("apt-get -y -qq purge 'linux-image-*' 'linux-headers-*'")
+    driven.apt("install linux-image-$(uname -r) linux-headers-$(uname -r)")
+    driven.sh("dkms install -m nvidia -v 580.95.05")
 
 
 # --- what does not fit together --------------------------------------------------------------------------------------
