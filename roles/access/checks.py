@@ -259,7 +259,7 @@ def _only_users(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 def _files(seen: Snapshot, spec: NodeSpec) -> Verdict:
     lines = seen.read(HOST_KEYS)
-    faults = []
+    faults = [] if _after("file", lines) and _after("config", lines) else ["no host key or no file of sshd was seen"]
     for line in _after("file", lines):
         mode, owner, path = line.split(" ", 2)
         if owner != "root" or int(mode, 8) & 0o077:

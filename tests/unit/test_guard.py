@@ -224,7 +224,7 @@ def test_steps_run_only_while_armed_and_in_time(sandbox):
     assert not (sandbox.root / "etc/late").exists()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.proof)])
 def test_killed_while_arming_nothing_is_armed_or_everything(sandbox, when):
     kills = 0
     for point in range(1, 200):
@@ -245,7 +245,7 @@ def test_killed_while_arming_nothing_is_armed_or_everything(sandbox, when):
     assert kills > 10
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.proof)])
 def test_killed_while_restoring_it_is_repeated_to_the_end(sandbox, when):
     """As the timer does it every ten seconds, and a boot."""
     kills = 0
@@ -263,7 +263,7 @@ def test_killed_while_restoring_it_is_repeated_to_the_end(sandbox, when):
     assert kills > 8
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.proof)])
 def test_killed_while_disarming_it_is_still_armed_or_the_new_state_stays(sandbox, when):
     kills = 0
     for point in range(1, 200):
