@@ -197,7 +197,7 @@ def _drops(entries: list[dict[str, Any]]) -> tuple[bool, bool]:
             continue
         for expr in rules.get(chain, []):
             targets = [part["jump"]["target"] for part in expr if "jump" in part]
-            names_bridges = '"br-*"' in json.dumps(expr)
+            names_bridges = any('"oifname"' in json.dumps(part) and '"br-*"' in json.dumps(part) for part in expr)
             forwarded |= names_bridges and any(ends_in_drop((chain[0], chain[1], target)) for target in targets)
     return loopback, forwarded
 

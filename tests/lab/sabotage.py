@@ -234,7 +234,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-FIRE-005": _drop_in(
         "nftables.service", "[Service]\\nExecReload=\\nExecReload=/usr/sbin/nft -f /etc/nftables.conf\\n"
     ),
-    "GPW-FIRE-006": Sabotage("mkdir /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf", "rm -r /etc/ufw"),
+    "GPW-FIRE-006": Sabotage("mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf", "rm /etc/ufw/ufw.conf"),
     "GPW-FIRE-007": _rules("insert rule inet gpuwright from_containers accept"),
     "GPW-FIRE-008": _rules("insert rule inet gpuwright input tcp dport 22 accept"),
     # --- containers

@@ -8,9 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
+import fleet
+import httpx
 import pytest
 import trial
 from test_containers import IMAGE, Attacker
@@ -399,6 +402,61 @@ def test_the_role_goes_and_the_neighbour_rule_is_there_before(node, attacker):
     assert reached(node) == [[8001, 8003, 8004], [8002, 8003]]
     assert node.deploy().changed == []
     node.node["firewall"] = firewall
+
+
+# --- with an engine and a gateway ------------------------------------------------------------------------------------
+
+
+def test_engine_and_gateway_serve_before_during_and_after(tmp_path):
+    """A firewall on a node that serves: no answer is lost, and from outside there is ssh, the gateway and nothing else."""
+    site = fleet.boot(["fw-site"], tmp_path)
+    [host] = site.hosts
+    listen = [{"address": "0.0.0.0", "port": 443}, {"address": "::", "port": 443}]
+    site.set(host.name, gateway__listen=listen)
+    node = Trial(host, tmp_path, {})
+    question = {"model": "lab", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    answers: list[object] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                # A connection each time: an old one says nothing about the rules.
+                with site.client(host, timeout=30) as client:
+                    answers.append(client.post("/v1/chat/completions", json=question).status_code)
+            except httpx.HTTPError as error:
+                answers.append(repr(error))
+            time.sleep(0.1)
+
+    try:
+        site.deploy()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            site.set(host.name, firewall__ssh=networks(node), firewall__gateway=["0.0.0.0/0", "::/0"])
+            first = site.deploy()
+            assert LOAD in first.all_changed
+            node.sh("systemctl restart docker.service")
+            assert scan(node) == [[22, 443], [22, 443]]
+            assert site.deploy().all_changed == []
+        finally:
+            over.set()
+            asking.join()
+        assert len(answers) > 20
+        assert set(answers) == {200}
+        host.reboot()
+        assert scan(node) == [[22, 443], [22, 443]]
+        deadline = time.monotonic() + 120
+        with site.client(host) as client:
+            while client.post("/v1/chat/completions", json=question).status_code != 200:
+                assert time.monotonic() < deadline, "the engine does not come back"
+                time.sleep(1)
+        # The next deploy takes everything else away from it again.
+        site.set(host.name, firewall__gateway=["192.0.2.0/24"])
+        site.deploy()
+        assert scan(node) == [[22], [22]]
+    finally:
+        host.destroy()
 
 
 # --- lock-out drills -------------------------------------------------------------------------------------------------
