@@ -90,12 +90,15 @@ exit 0
     str.splitlines,
 )
 
-# systemd counts from the boot; the time changes at every start and reload of the service.
+# systemd counts from the boot; the time changes at every start and reload of the service. The boot's time is taken first:
+# what a busy machine loses between the two must not make sshd look older than it is.
 RUNNING = Section(
     "audit-access-running",
     r"""
+read -r up _ </proc/uptime
+now=$(date +%s.%N)
 systemctl show --property=ActiveState --property=StateChangeTimestampMonotonic ssh.service |
-  awk -F= -v now="$(date +%s.%N)" -v up="$(cut -d' ' -f1 /proc/uptime)" '
+  awk -F= -v now="$now" -v up="$up" '
     $1 == "ActiveState" {state = $2} $1 == "StateChangeTimestampMonotonic" {at = $2}
     END {printf "service %s %.3f\n", state, now - up + at / 1000000}'
 systemctl show --property=ActiveState --value ssh.socket | sed 's/^/socket /'

@@ -84,8 +84,10 @@ done
     password[$1] = $2 == "" ? "empty" : $2 ~ /^[!*]/ ? "none" : "usable"; disabled[$1] = $8 != "" && $8 + 0 <= day ? "yes" : "no"; next
   }
   {printf "account\t%s\t%s\t%s\t%s\t%s\n", $1, $3, $7 == "" ? "/bin/sh" : $7, password[$1] ? password[$1] : "none", disabled[$1] ? disabled[$1] : "no"}'
-# systemd counts from the boot; it changes this time at every start and every reload.
-now=$(date +%s.%N) up=$(cut -d' ' -f1 /proc/uptime)
+# systemd counts from the boot; it changes this time at every start and every reload. In this order: what a busy machine
+# loses between the two must not make sshd look older than it is.
+read -r up _ </proc/uptime
+now=$(date +%s.%N)
 for unit in ssh.service ssh.socket; do
   systemctl show --property=ActiveState --property=StateChangeTimestampMonotonic $unit | awk -F= -v unit=$unit -v now=$now -v up=$up '
     $1 == "ActiveState" {state = $2} $1 == "StateChangeTimestampMonotonic" {at = $2}

@@ -396,15 +396,14 @@ def test_the_role_does_not_go_while_the_run_depends_on_it(node):
 
 
 def test_the_role_goes_when_somebody_else_deploys(node):
-    access = node.node.pop("access")
-    node.connect = {}
-    node.node["access"] = access
+    node.node |= {"hardening": "baseline"}
     node.deploy()
+    node.connect = {}
     node.node.pop("access")
     run = node.deploy()
     assert any(f"file {DROP_IN}" in name for name in run.changed)
-    assert (
-        console(node, f"ls {DROP_IN} /etc/sudoers.d/zz-gpuwright /etc/ssh/authorized_keys.d/deploy 2>/dev/null") == ""
-    )
+    left = f"ls {DROP_IN} /etc/sudoers.d/zz-gpuwright /etc/ssh/authorized_keys.d/deploy 2>/dev/null"
+    assert console(node, left) == ""
     assert login(node, "root").returncode == 0
+    assert login(node, "deploy").returncode != 0
     assert node.deploy().changed == []
