@@ -23,7 +23,7 @@ _UNIT = """\
 Description=GPUs of the gpuwright lab (a stand-in)
 DefaultDependencies=no
 After=local-fs.target systemd-tmpfiles-setup-dev.service
-Before=sysinit.target
+Before=sysinit.target systemd-udevd.service systemd-networkd.service
 
 [Service]
 Type=oneshot

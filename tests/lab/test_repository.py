@@ -352,7 +352,7 @@ FABRIC_SAID = "journalctl -o cat _SYSTEMD_INVOCATION_ID=$(systemctl show -P Invo
 def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, switches: int):
     gpus.plug(driven.host, gpus.cards("repository-1", 4, "h200"), nvswitches=switches)
     driven.apt("install nvidia-fabricmanager")
-    driven.sh("systemctl restart nvidia-fabricmanager; sleep 0.5", check=False)
+    driven.sh("systemctl restart nvidia-fabricmanager; sleep 2", check=False)
     state = driven.sh("systemctl is-active nvidia-fabricmanager", check=False)
     assert state == ("active" if switches else "failed")
     said = driven.sh(FABRIC_SAID)
@@ -361,7 +361,7 @@ def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, swi
     if switches:
         driven.sh(f"apt-get -y -qq remove {PIN}")
         driven.apt("install nvidia-fabricmanager")
-        driven.sh("systemctl restart nvidia-fabricmanager; sleep 0.5", check=False)
+        driven.sh("systemctl restart nvidia-fabricmanager; sleep 2", check=False)
         said = driven.sh(FABRIC_SAID)
         assert "interface version 595.58.03 don't match with driver version 580.95.05" in said
         assert driven.findings() == ["fabric-manager"]
