@@ -23,6 +23,16 @@ BRANCHES = {
 }
 # What can be wrong with a driver that installs: its module does not compile, or compiles and finds no card.
 FAULTS = ("build", "probe")
+# Sources of their own. It matters: since apt 3 (Debian 13) whatever is installed of one source is upgraded together
+# (APT::Get::Upgrade-By-Source-Package), so of the driver proper no package moves alone, and these do.
+_APART = (
+    "nvidia-fabricmanager",
+    "libnvidia-nscq",
+    "nvidia-modprobe",
+    "nvidia-persistenced",
+    "nvidia-settings",
+    "nvidia-xconfig",
+)
 _LIBRARIES = {
     "libcuda1": "libcuda.so",
     "libnvidia-ml1": "libnvidia-ml.so",
@@ -48,7 +58,7 @@ def packages(version: str, fault: str = "") -> list[Package]:
             name,
             f"{version}-1",
             summary,
-            SOURCE,
+            "" if name in _APART else SOURCE,
             relations={key.replace("_", "-"): value for key, value in relations.items()},
             files=files or {},
             scripts=scripts,
@@ -242,7 +252,7 @@ def kernel_object(info: dict[str, str]) -> bytes:
 
 
 def _pinning(what: str, version: str) -> Package:
-    names = f"cuda-drivers* nvidia-open* src:{SOURCE}:any"
+    names = f"cuda-drivers* nvidia-open* {' '.join(_APART)} src:{SOURCE}:any"
     stanza = f"Package: {names}\nPin: version {what}.*\nPin-Priority: 1000\n"
     if what == version:
         stanza = f"Package: {names}\nPin: version {what}-*\nPin-Priority: 1000\n"

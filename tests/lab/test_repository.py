@@ -361,6 +361,10 @@ def test_the_fabric_manager_wants_switches_and_its_own_version(driven: Node, swi
     if switches:
         driven.sh(f"apt-get -y -qq remove {PIN}")
         driven.apt("install nvidia-fabricmanager")
+        assert (driven.installed("nvidia-fabricmanager"), driven.installed("libcuda1")) == (
+            "595.58.03-1",
+            "580.95.05-1",
+        )
         driven.sh("systemctl restart nvidia-fabricmanager; sleep 2", check=False)
         said = driven.sh(FABRIC_SAID)
         assert "interface version 595.58.03 don't match with driver version 580.95.05" in said
