@@ -91,7 +91,8 @@ def _parse_engines(text: str) -> dict[str, EngineState]:
 
 
 # Engines are those with a configuration; a Docker that is away or absent has no containers to tell of, which is why
-# the container's fields are separate lines.
+# the container's fields are separate lines. A label that a container need not have is asked for with `with`: else Docker
+# 26.1 prints "<no value>".
 ENGINES = register(
     Section(
         "engines",
@@ -109,7 +110,7 @@ for file in *.conf; do
 done
 command -v docker >/dev/null || exit 0
 ids=$(docker container ls --all --quiet --filter label=gpuwright.engine) || exit 0
-[ -z "$ids" ] || docker container inspect --format 'C|{{index .Config.Labels "gpuwright.engine"}}|{{.Id}}|{{.State.Status}}|{{.State.Pid}}|{{.State.ExitCode}}|{{.State.OOMKilled}}|{{index .Config.Labels "gpuwright.config"}}|{{index .Config.Labels "gpuwright.image"}}|{{index .Config.Labels "gpuwright.p2p"}}' $ids
+[ -z "$ids" ] || docker container inspect --format 'C|{{index .Config.Labels "gpuwright.engine"}}|{{.Id}}|{{.State.Status}}|{{.State.Pid}}|{{.State.ExitCode}}|{{.State.OOMKilled}}|{{index .Config.Labels "gpuwright.config"}}|{{index .Config.Labels "gpuwright.image"}}|{{with index .Config.Labels "gpuwright.p2p"}}{{.}}{{end}}' $ids
 exit 0
 """,
         _parse_engines,
