@@ -295,7 +295,8 @@ class _Attempt:
 
     def _here(self, command: StringCommand, limit: float = 0.0, **arguments: Any) -> tuple[bool, CommandOutput]:
         """Run a command through the connection the run has."""
-        limit = limit or self._left() + _ANSWER_SECONDS
+        # A step ends with the guard's time at the latest; what has not answered soon after is cut.
+        limit = limit or self._left() + 5
         try:
             with gevent.Timeout(limit):
                 command, arguments = self._unprompted(command, arguments)
