@@ -215,8 +215,8 @@ CONTROLS = (
     ),
     Control(
         id="GPW-MEMO-002",
-        title="A node's own file pages are taken back before others are taken.",
-        reason="Otherwise a copy that fills the CPUs' memory goes on in the GPU's (gpu-node.md 3.2).",
+        title="A node's own clean file pages are taken back before memory of others is taken.",
+        reason="What fills the CPUs' memory with files goes on in the GPU's sooner without it (gpu-node.md 3.2).",
         severity="medium",
         observed=(SYSTEM, COHERENCE),
         predicate=_zone_reclaim,

@@ -20,6 +20,7 @@ class MemorySpec(Strict):
     )
     zone_reclaim: Literal["auto", "off"] = Field(
         default="auto",
-        description="auto: vm.zone_reclaim_mode=1 where the node file names HBM nodes, so that the kernel takes back file pages "
-        "of a node before it goes on to the next, which may be HBM (gpu-node.md 3.2)",
+        description="auto: vm.zone_reclaim_mode=1 where the node file names HBM nodes: a node's own clean file pages are taken "
+        "back before those of the next are taken, which may be HBM (gpu-node.md 3.2). It keeps off no page that is still to "
+        "be written, so binding and drop are what counts",
     )

@@ -37,6 +37,6 @@ def wishes(spec: MemorySpec, hardware: Hardware) -> Wishes:
         "vm.zone_reclaim_mode",
         "1",
         ROLE,
-        "file pages of a node are taken back before they spill onto HBM (gpu-node.md 3.2)",
+        "a node's own clean file pages are taken back before others spill onto HBM (gpu-node.md 3.2)",
     )
     return Wishes(options=(option,), sysctls=(reclaim,) if spec.zone_reclaim == "auto" else ())
