@@ -50,7 +50,9 @@ def test_the_librarys_own_sections_are_plain_posix_shell():
 
 
 def test_an_hbm_node_is_one_with_memory_and_no_cpus_wherever_it_is_numbered():
-    nodes = snapshot.NUMA.parse("0|0-71|500000|1|0\n2||188416000|0|0\n3||0|0|0")
+    nodes = snapshot.NUMA.parse(
+        "online 0,2-3\nhas_memory 0,2\nhas_cpu 0\nnode 0|0-71|500000|1|0\nnode 2||188416000|0|0\nnode 3||0|0|0\nend"
+    )
     assert [index for index, node in nodes.items() if node.is_hbm] == [2]
 
 

@@ -359,7 +359,7 @@ def changed(answers, changes):
 
 
 def test_every_control_is_doctored():
-    # Those of role kernel are doctored in tests/unit/kernel/test_checks.py: a lab host has its machine's kernel.
+    # Those of role kernel are doctored in tests/unit/kernel/test_kernel_checks.py: a lab host has its machine's kernel.
     ids = {control.id for role in controls.ROLES if role != "kernel" for control in controls.of_role(role)}
     assert DOCTORED.keys() == ids
 
