@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
 from pyinfra.api.state import BaseStateCallback
+
+
+def quiet() -> None:
+    """Keep paramiko's own log off the terminal: it has a traceback for every server that hangs up, as one does that boots.
+
+    pyinfra says in a sentence what came of the connection. Called from an inventory: that is read before connecting.
+    """
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def without_delay(transport: Any) -> bool:

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpuwright import connect
 from gpuwright.spec import load, pins
 from gpuwright.spec.document import Mark
 from gpuwright.spec.fault import Fault, Refused, SettingPath, relative, report, shown
@@ -97,6 +98,7 @@ def fleet(
 
     Faults of all hosts end the run with one report and exit status 1, before any connection.
     """
+    connect.quiet()
     file = Path(inventory).resolve()
     collected = _collecting if _collecting is not None else _of_this_run(file, sys._getframe(1).f_globals)
     before = list(collected.faults)
