@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import shlex
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from pyinfra import logger
@@ -298,25 +296,8 @@ def _boot_id(host: Any) -> str | None:
     return output.stdout.strip() if status else None
 
 
-@contextmanager
-def _paramiko_keeps_quiet() -> Iterator[None]:
-    """A machine that goes down or comes up breaks connections; paramiko prints a traceback of each by itself."""
-    transport = logging.getLogger("paramiko.transport")
-    level = transport.level
-    transport.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        transport.setLevel(level)
-
-
 def _wait_for_boot(state: Any, host: Any, before: str, timeout: int) -> bool:
     """Reconnect until another boot answers; a line every 15 seconds, or when an attempt to connect ends after those."""
-    with _paramiko_keeps_quiet():
-        return _reconnect(state, host, before, timeout)
-
-
-def _reconnect(state: Any, host: Any, before: str, timeout: int) -> bool:
     began = time.monotonic()
     said = 0.0
     time.sleep(3)
