@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,22 @@ class Fleet:
         assert run.status == 0, run.said[-6000:]
         return run
 
+    def audit(self) -> list[str]:
+        """Controls that are not green, as the JUnit report of ``pytest tests/audit`` has them."""
+        report = self.directory / "audit.xml"
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "tests/audit", "--inventory", self.inventory, f"--junitxml={report}"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        cases = list(ElementTree.parse(report).iter("testcase"))
+        assert len(cases) >= 40, done.stdout[-3000:]
+        return [
+            case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
+        ]
+
     def client(self, host: Server, key: str | None = "", timeout: float = 60) -> httpx.Client:
         """An HTTP client of the host's gateway; `key` None sends none."""
         key = self.key if key == "" else key
@@ -155,8 +172,13 @@ class _Client(httpx.Client):
 
 def boot(names: list[str], directory: Path, release: str = "trixie") -> Fleet:
     """Blank hosts, booted, the simulated engine's image in the registry and the hub stand-in running."""
+    return prepare(lab.up(names, release, blank=True), directory)
+
+
+def prepare(servers: Sequence[Server], directory: Path) -> Fleet:
+    """Booted hosts or machines, the simulated engine's image in the registry and the hub stand-in running."""
     from lab import hub, images
 
     images.build("sim")
     hub.serve()
-    return Fleet(lab.up(names, release, blank=True), directory)
+    return Fleet(servers, directory)

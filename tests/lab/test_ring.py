@@ -3,16 +3,10 @@ by hand, audit says so, converge repairs it, reboot, audit green. On Debian 13 w
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import fleet
 import pytest
-
-from gpuwright.render import REPOSITORY
 
 pytestmark = pytest.mark.lab
 
@@ -23,26 +17,6 @@ def site(tmp_path_factory):
     yield site
     for host in site.hosts:
         host.destroy()
-
-
-def audit(site: fleet.Fleet, directory: Path) -> list[str]:
-    """Controls that are not green, as the JUnit report has them."""
-    report = directory / "audit.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/audit",
-        "--inventory",
-        str(site.inventory),
-        f"--junitxml={report}",
-    ]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    assert len(cases) >= 40, done.stdout[-3000:]
-    return [
-        case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
 
 
 def answers(site: fleet.Fleet, host) -> tuple[int, int]:
@@ -59,7 +33,7 @@ def blank(host) -> None:
     assert missing == [], "blank means blank"
 
 
-def test_the_ring_on_debian_13(site, tmp_path):
+def test_the_ring_on_debian_13(site):
     [host] = site.hosts
     blank(host)
 
@@ -72,28 +46,28 @@ def test_the_ring_on_debian_13(site, tmp_path):
 
     assert site.deploy().all_changed == []
     assert site.dry().all_changed == []
-    assert audit(site, tmp_path) == []
+    assert site.audit() == []
 
     host.run("systemctl stop gpuwright-engine-main.service gpuwright-gateway.service")
     host.run("chmod 0644 /etc/gpuwright/gateway/keys.caddy")
     host.run(
         'sed -i \'s/"live-restore": true/"live-restore": false/\' /etc/docker/daemon.json && systemctl reload docker'
     )
-    red = audit(site, tmp_path)
+    red = site.audit()
     for role in ("ENGN", "GATE", "CONT"):
         assert any(f"GPW-{role}-" in name for name in red), f"nothing about {role} in {red}"
 
     repaired = site.deploy()
     assert repaired.all_changed
     assert answers(site, host) == (401, 200)
-    assert audit(site, tmp_path) == []
+    assert site.audit() == []
 
     host.reboot()
     deadline = time.monotonic() + 180
     while answers_or_nothing(site, host) != (401, 200):
         assert time.monotonic() < deadline, "the node did not come back by itself"
         time.sleep(2)
-    assert audit(site, tmp_path) == []
+    assert site.audit() == []
     assert site.deploy().all_changed == []
 
 
@@ -105,7 +79,7 @@ def answers_or_nothing(site, host):
 
 
 @pytest.mark.proof
-def test_debian_12_converges_and_comes_back(tmp_path_factory, tmp_path):
+def test_debian_12_converges_and_comes_back(tmp_path_factory):
     site = fleet.boot(["ring-12"], tmp_path_factory.mktemp("ring12"), release="bookworm")
     [host] = site.hosts
     try:
@@ -117,6 +91,6 @@ def test_debian_12_converges_and_comes_back(tmp_path_factory, tmp_path):
         while answers_or_nothing(site, host) != (401, 200):
             assert time.monotonic() < deadline, "the node did not come back by itself"
             time.sleep(2)
-        assert audit(site, tmp_path) == []
+        assert site.audit() == []
     finally:
         host.destroy()

@@ -1,0 +1,87 @@
+"""The power fails in the middle of a run: the machine boots again, and the next run makes of it what was asked.
+
+QEMU is killed, so what the kernel had not yet written to the disk is gone. One machine, blank again before every cut; the roles that
+change how it boots. Each point is an operation and the seconds into it: before, within and after the steps that could break a boot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fleet
+import pytest
+
+from gpuwright.render import REPOSITORY
+
+pytestmark = pytest.mark.machine
+
+POINTS = [
+    ("Write the drop-ins of journal", 1.0),
+    ("Write the kernel role's scripts", 0.5),
+    ("Set sysctl values", 0.5),
+    ("Block modules and set module options", 1.0),
+    ("Keep initramfs images", 3.0),
+    ("Keep initramfs images", 12.0),
+    ("Put on the kernel's command line", 2.0),
+    ("Put on the kernel's command line", 8.0),
+    ("eboot", 4.0),  # going down
+    ("eboot", 25.0),  # on its way up
+]
+
+
+@pytest.fixture(scope="module")
+def site(machine, tmp_path_factory):
+    site = fleet.Fleet([machine], tmp_path_factory.mktemp("cut"))
+    for role in ("containers", "models", "engine", "gateway"):
+        site.set(machine.name, **{role: None})
+    yield site
+    machine.reset()
+
+
+def cut(site: fleet.Fleet, operation: str, seconds: float) -> bool:
+    """Start a run and cut the machine's power `seconds` after it began the operation. False where the run ended before."""
+    site.write()
+    process = subprocess.Popen(
+        [Path(sys.executable).with_name("pyinfra"), "-y", str(site.inventory), "deploy.py"],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        for line in process.stderr:
+            if re.search(r"Starting (serial )?operation", line) and operation in line:
+                time.sleep(seconds)
+                break
+        running = process.poll() is None
+        site.hosts[0].power_off()
+        return running
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stderr.close()
+        process.wait()
+
+
+@pytest.mark.parametrize("operation, seconds", POINTS, ids=[f"{name} +{seconds:g} s" for name, seconds in POINTS])
+def test_it_boots_and_the_next_run_converges(site, operation, seconds):
+    [machine] = site.hosts
+    machine.reset()
+    assert cut(site, operation, seconds), f"the run ended before {operation!r}"
+    machine.switch_on()
+    machine.wait()
+
+    site.deploy(timeout=1800)
+    assert {"iommu=pt", "intel_iommu=on"} <= set(machine.run("cat /proc/cmdline").stdout.split())
+    assert machine.run("cat /proc/sys/vm/zone_reclaim_mode").stdout == "1\n"
+    assert machine.run("find /etc /usr/local/lib/gpuwright -name '*.gpuwright.*.tmp'").stdout == ""
+    assert site.audit() == []
+    assert site.deploy().all_changed == []
