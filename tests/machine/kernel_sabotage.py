@@ -63,11 +63,13 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "GPW-KERN-012": Sabotage("modprobe --ignore-install udf", "modprobe -r udf", heals=True),
     "GPW-KERN-013": Sabotage(
-        "echo 0 >/sys/module/printk/parameters/time 2>/dev/null || true; echo 30 >/sys/module/nvme_core/parameters/io_timeout",
-        "echo 31 >/sys/module/nvme_core/parameters/io_timeout",
+        "echo N >/sys/module/efi_pstore/parameters/pstore_disable",
+        "echo Y >/sys/module/efi_pstore/parameters/pstore_disable",
         _WAITS,
     ),
     "GPW-KERN-014": Sabotage(
-        "touch /boot/initrd.img-$(uname -r)", "touch -d '2026-01-01' /boot/initrd.img-$(uname -r)", heals=True
+        "image=/boot/initrd.img-$(uname -r); touch -r $image /run/kept.time; touch $image",
+        "touch -r /run/kept.time /boot/initrd.img-$(uname -r)",
+        heals=True,
     ),
 }
