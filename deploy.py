@@ -29,11 +29,11 @@ announce(host, barrier)
 ownership.retire_roles(present=spec.roles, but=("access", "firewall"))
 base(spec.base)
 if spec.access:
-    access(spec.access, profile=spec.hardening, audit_script=privileged.script(spec))
+    access(spec.access, profile=spec.hardening, audit_script=privileged.script(spec), guarded=spec.base.guard)
 else:
-    access_retired()
+    access_retired(guarded=spec.base.guard)
 if spec.firewall:
-    firewall(spec.firewall, ports=ingress(spec))
+    firewall(spec.firewall, ports=ingress(spec), guarded=spec.base.guard)
 if spec.models:  # weights are on their way while the rest is installed
     models_start(spec.models, hardware=spec.hardware)
 # Configure; then one reboot, where one is needed and allowed; then read back what the machine has become.

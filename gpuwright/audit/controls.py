@@ -11,6 +11,9 @@ from gpuwright.spec.node import NodeSpec
 
 ROLES = ("base", "access", "firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
 
+MOVED = {"GPW-ACCS-019": "GPW-BASE-015", "GPW-ACCS-020": "GPW-BASE-016"}
+"""Ids of former reports to what the promise is called now; such an id is never given again."""
+
 
 def of_role(role: str) -> tuple[Control, ...]:
     """The controls of one role, in the order its ``checks.py`` lists them."""

@@ -64,6 +64,12 @@ PATTERNS = {
     r"^/[A-Za-z0-9][A-Za-z0-9._-]*$": "must be one path segment of letters, digits and . _ -, as in /glm-5.3-flash",
 }
 
+_MOVED = {
+    # a setting of former versions: where it is now
+    "access.guard": "base.guard",
+    "firewall.guard": "base.guard",
+}
+
 
 def faults(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[Fault]:
     """One fault per error, at the line where the value stands."""
@@ -91,6 +97,8 @@ def faults(error: ValidationError, document: Document, model: type[BaseModel]) -
 def _sentence(detail: ErrorDetails, path: SettingPath, allowed: list[str]) -> str:
     kind = detail["type"]
     context: dict[str, Any] = detail.get("ctx", {})
+    if kind == "extra_forbidden" and (now := _MOVED.get(dotted(path))):
+        return f"is called {now} now, one setting for every role that it concerns; write it there"
     if kind == "extra_forbidden":
         return "is not a setting here" + nearest(str(path[-1]), allowed)
     if kind == "string_pattern_mismatch":

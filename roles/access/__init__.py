@@ -52,12 +52,13 @@ fi
 
 
 @deploy("Access")
-def access(spec: AccessSpec, profile: Profile, audit_script: bytes) -> None:
+def access(spec: AccessSpec, profile: Profile, audit_script: bytes, guarded: int) -> None:
     """Accounts, keys, sudo and sshd; what could lock anybody out stays only if a new connection proves that it does not.
 
     + spec: the role's settings
     + profile: how far the node is hardened
     + audit_script: what the audit asks as root, as one script
+    + guarded: seconds that a new connection has to prove the change
 
     Raises OperationError before anything changes for a node that cannot be made so.
     """
@@ -88,15 +89,18 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes) -> None:
         undo=guard.Undo(paths=tuple(path for key in weak for path in (key.path, f"{key.path}.pub")), after=_BACK),
         apply=apply(spec, weak),
         stale=lambda now: reasons(now.read(SSH), profile),
-        seconds=spec.guard,
+        seconds=guarded,
     )
     operations.effective(name="Ask sshd what it would do for every login account")
     ownership.retire(ROLE, keep=[*claims, *recorded, *(Owned("account", user) for user in people)])
 
 
 @deploy("Access")
-def access_retired() -> None:
-    """The role is gone from the node file: what it put there goes, unless this run could not come back without it."""
+def access_retired(guarded: int) -> None:
+    """The role is gone from the node file: what it put there goes, unless this run could not come back without it.
+
+    + guarded: seconds that a new connection has to prove that it can
+    """
     host = ctx_host.get()
     things = ownership.recorded_of(host, ROLE)
     if not things:
@@ -111,6 +115,7 @@ def access_retired() -> None:
             things=files,
             undo=guard.Undo(after=_BACK),
             apply=_RELOAD,
+            seconds=guarded,
         )
     if accounts:
         ownership.retire(ROLE, keep=[thing for thing in things if thing not in accounts])

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from gpuwright.audit import privileged
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Outcome, Predicate, Verdict, judged, not_applicable, without
-from gpuwright.guard import GUARDS
 from gpuwright.snapshot import Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from roles.access import AUDIT_SCRIPT, keys, sshd
@@ -134,12 +133,6 @@ stat -c '%a %U' {AUDIT_SCRIPT}
 sha256sum {AUDIT_SCRIPT} | cut -d' ' -f1
 """,
     str.split,
-)
-
-AT_BOOT = Section(
-    "audit-access-guard-at-boot",
-    "systemctl show --property=LoadState,UnitFileState --value gpuwright-guard.service | paste -sd' '",
-    str.strip,
 )
 
 
@@ -377,16 +370,6 @@ def _audit_script(seen: Snapshot, spec: NodeSpec) -> Verdict:
     return without(faults, "root's, and what this audit would send", f"{mode} {owner}, sha256 {digest}")
 
 
-def _guard_quiet(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    guards = seen.read(GUARDS)
-    return without([str(guard) for guard in guards], "no change waits for its proof, none was taken back", "quiet")
-
-
-def _guard_at_boot(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    said = seen.read(AT_BOOT)
-    return judged(said == "loaded enabled", "gpuwright-guard.service: loaded, enabled", said)
-
-
 _DEPLOY = "pyinfra INVENTORY deploy.py"
 
 CONTROLS: tuple[Control, ...] = (
@@ -594,25 +577,5 @@ CONTROLS: tuple[Control, ...] = (
         remedy=_DEPLOY,
         risk="none",
         references=ref.BASELINE,
-    ),
-    Control(
-        id="GPW-ACCS-019",
-        title="No change of who may reach the node waits for its proof or was taken back.",
-        reason="A change that the lock-out guard took back is one that somebody believes to be in effect.",
-        severity="medium",
-        observed=(GUARDS,),
-        predicate=_guard_quiet,
-        remedy=f"read what it says, put the node file right, {_DEPLOY}",
-        risk="none",
-    ),
-    Control(
-        id="GPW-ACCS-020",
-        title="The lock-out guard looks at every boot.",
-        reason="A node that goes down in the middle of a change has to come back the way it was.",
-        severity="medium",
-        observed=(AT_BOOT,),
-        predicate=_guard_at_boot,
-        remedy=_DEPLOY,
-        risk="none",
     ),
 )

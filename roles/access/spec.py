@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from gpuwright.spec.base import Seconds, Strict
+from gpuwright.spec.base import Strict
 
 
 def _account(value: str) -> str:
@@ -72,4 +72,3 @@ class AccessSpec(Strict):
     deviations: dict[str, Deviation] = Field(
         default={}, description="other values for keywords of sshd than the profile's, by keyword"
     )
-    guard: Seconds = Field(default=120, description="how long a change may wait for a new connection to prove it")

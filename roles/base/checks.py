@@ -6,6 +6,7 @@ import re
 
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
+from gpuwright.guard import GUARDS
 from gpuwright.snapshot import OWNED, SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 
@@ -78,6 +79,12 @@ for unit in $units; do echo "unit $unit"; done
 exit 0
 """,
     str.splitlines,
+)
+
+AT_BOOT = Section(
+    "audit-base-guard-at-boot",
+    "systemctl show --property=LoadState,UnitFileState --value gpuwright-guard.service | paste -sd' '",
+    str.strip,
 )
 
 
@@ -218,6 +225,16 @@ def _units_current(seen: Snapshot, spec: NodeSpec) -> Verdict:
     outdated = _after("outdated", lines)
     faults = [f"changed since systemd read it: {unit}" for unit in outdated]
     return without(faults, "NeedDaemonReload=no", f"{len(_after('unit', lines))} units")
+
+
+def _guard_quiet(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    guards = seen.read(GUARDS)
+    return without([str(guard) for guard in guards], "no change waits for its proof, none was taken back", "quiet")
+
+
+def _guard_at_boot(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    said = seen.read(AT_BOOT)
+    return judged(said == "loaded enabled", "gpuwright-guard.service: loaded, enabled", said)
 
 
 # --- the list -------------------------------------------------------------------------------------------------------
@@ -374,5 +391,25 @@ CONTROLS = (
         remedy="pyinfra INVENTORY deploy.py (or systemctl daemon-reload)",
         risk="containers started with --gpus lose their GPUs at a daemon-reload; ours use CDI and do not",
         references=ref.BASELINE,
+    ),
+    Control(
+        id="GPW-BASE-015",
+        title="No change of who may reach the node waits for its proof or was taken back.",
+        reason="A change that the lock-out guard took back is one that somebody believes to be in effect.",
+        severity="medium",
+        observed=(GUARDS,),
+        predicate=_guard_quiet,
+        remedy="read what it says, put the node file right, pyinfra INVENTORY deploy.py",
+        risk="none",
+    ),
+    Control(
+        id="GPW-BASE-016",
+        title="The lock-out guard looks at every boot.",
+        reason="A node that goes down in the middle of a change has to come back the way it was.",
+        severity="medium",
+        observed=(AT_BOOT,),
+        predicate=_guard_at_boot,
+        remedy="pyinfra INVENTORY deploy.py",
+        risk="none",
     ),
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from gpuwright.spec.base import Size, Strict
+from gpuwright.spec.base import Seconds, Size, Strict
 
 
 def _package(value: str) -> str:
@@ -28,7 +28,14 @@ TimeServer = Annotated[str, AfterValidator(_time_server)]
 
 
 class BaseSpec(Strict):
-    """Packages, time, journal and updates."""
+    """The lock-out guard, packages, time, journal and updates."""
+
+    guard: Seconds = Field(
+        default=120,
+        ge=20,
+        description="how long a change of who may reach the node (roles access and firewall) may wait for a new connection "
+        "to prove it; after that the old state comes back",
+    )
 
     extra_packages: tuple[PackageName, ...] = Field(default=(), description="distribution packages to add")
     time_sync: bool = Field(default=True, description="systemd-timesyncd; false where the site runs its own")

@@ -60,11 +60,12 @@ if systemctl is-active -q {UNIT}; then systemctl reload {UNIT}; else systemctl s
 
 
 @deploy("Firewall")
-def firewall(spec: FirewallSpec, ports: Ingress) -> None:
+def firewall(spec: FirewallSpec, ports: Ingress, guarded: int) -> None:
     """Load the table, guarded: it stays only if a new connection gets through.
 
     + spec: the role's settings
     + ports: what the other roles of the node serve to others
+    + guarded: seconds that a new connection has to prove the rules
 
     Raises OperationError before anything changes when the rules would shut this very run out, or when another firewall
     owns the host.
@@ -83,7 +84,7 @@ def firewall(spec: FirewallSpec, ports: Ingress) -> None:
         undo=_UNDO,
         apply=_LOAD,
         stale=stale,
-        seconds=spec.guard,
+        seconds=guarded,
     )
     ownership.retire(ROLE, keep=keep)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpuwright.spec.base import Port, Seconds, Strict
+from gpuwright.spec.base import Port, Strict
 
 
 def _network(value: str) -> str:
@@ -70,7 +70,4 @@ class FirewallSpec(Strict):
         default=("docker0", "br-*"),
         min_length=1,
         description="bridges that containers hang on, by name or beginning of name; Docker's own names by default",
-    )
-    guard: Seconds = Field(
-        default=120, ge=20, description="without a new connection within this time the old rules come back"
     )

@@ -172,6 +172,17 @@ SABOTAGES: dict[str, Sabotage] = {
         "systemctl reset-failed gpuwright-sabotage",
     ),
     "GPW-BASE-014": Sabotage(f"touch /etc/systemd/system/{_GATEWAY}", "systemctl daemon-reload", heals=True),
+    "GPW-BASE-015": Sabotage(
+        "mkdir -p /var/lib/gpuwright/guard/fired.deadline; printf 'id=x\\nrole=access\\nwho=x\\nseconds=120\\n' "
+        ">/var/lib/gpuwright/guard/fired.deadline/about",
+        "rm -r /var/lib/gpuwright/guard/fired.deadline",
+        heals=True,
+    ),
+    "GPW-BASE-016": Sabotage(
+        "systemctl disable --quiet gpuwright-guard.service",
+        "systemctl enable --quiet gpuwright-guard.service",
+        heals=True,
+    ),
     # --- access (server-cis1, with a notice, deployed by an account with sudo; tests/lab/test_access.py)
     "GPW-ACCS-001": _sshd("Match all\\n PermitRootLogin yes\\n"),
     "GPW-ACCS-002": _sshd("Match all\\n PasswordAuthentication yes\\n"),
@@ -206,17 +217,6 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-ACCS-018": Sabotage(
         "cp -a /usr/local/lib/gpuwright/audit-snapshot /run/kept-script; echo '# x' >>/usr/local/lib/gpuwright/audit-snapshot",
         "cp -a /run/kept-script /usr/local/lib/gpuwright/audit-snapshot",
-        heals=True,
-    ),
-    "GPW-ACCS-019": Sabotage(
-        "mkdir -p /var/lib/gpuwright/guard/fired.deadline; printf 'id=x\\nrole=access\\nwho=x\\nseconds=120\\n' "
-        ">/var/lib/gpuwright/guard/fired.deadline/about",
-        "rm -r /var/lib/gpuwright/guard/fired.deadline",
-        heals=True,
-    ),
-    "GPW-ACCS-020": Sabotage(
-        "systemctl disable --quiet gpuwright-guard.service",
-        "systemctl enable --quiet gpuwright-guard.service",
         heals=True,
     ),
     # --- firewall

@@ -65,9 +65,10 @@ def node(request, tmp_path_factory):
         )
     public = f"{blank.host.ssh_key}.pub"
     blank.node = {
-        "base": {"unattended_upgrades": False},
+        "base": {"unattended_upgrades": False, "guard": "20 s"},
+        # The profiles above baseline ask for one.
+        "firewall": {"ssh": [str(blank.host.segment.network)]},
         "access": {
-            "guard": "20 s",
             "users": {
                 "deploy": {"keys": [public], "sudo": "all"},
                 "auditor": {"keys": [str(directory / "audit.pub")], "sudo": "audit"},

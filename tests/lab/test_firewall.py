@@ -488,7 +488,8 @@ systemctl daemon-reload; systemctl enable -q --now detour.socket
     known = node.directory / "known_hosts"
     known.write_text(node.host.known_hosts.read_text().replace(f"{node.host.address} ", f"[{node.host.address}]:2222 "))
     node.connect = {"ssh_port": 2222, "ssh_known_hosts_file": str(known)}
-    node.node["firewall"] = {"ssh": ["192.0.2.0/24"], "guard": f"{SECONDS} s"}
+    node.node["base"] = {"guard": f"{SECONDS} s"}
+    node.node["firewall"] = {"ssh": ["192.0.2.0/24"]}
     yield node
     node.host.destroy()
 
@@ -622,7 +623,7 @@ def test_a_download_that_only_comes_in_outlives_the_first_load(detour):
 
 def test_the_old_rules_come_back_as_they_were_loaded(detour):
     """Not those of a file: also what somebody added by hand an hour ago."""
-    good = {"ssh": networks(detour), "ssh_ports": [22, 2222], "guard": f"{SECONDS} s"}
+    good = {"ssh": networks(detour), "ssh_ports": [22, 2222]}
     bad, detour.node["firewall"] = detour.node["firewall"], good
     detour.deploy()
     assert detour.deploy().changed == []

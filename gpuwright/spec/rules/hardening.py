@@ -18,4 +18,13 @@ def strict_has_a_console(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("hardening",), sentence)
 
 
-RULES = (strict_has_a_console,)
+def a_hardened_node_has_a_firewall(spec: NodeSpec) -> Iterator[Found]:
+    """What these profiles promise ends at a port that anybody reaches (CIS Debian 12, 4.3.8)."""
+    if spec.hardening != "baseline" and spec.firewall is None:
+        sentence = (
+            "needs 'firewall:' in the node file: name the networks that reach ssh there (firewall.ssh), or use baseline"
+        )
+        yield Found(("hardening",), sentence)
+
+
+RULES = (strict_has_a_console, a_hardened_node_has_a_firewall)

@@ -198,6 +198,8 @@ DOCTORED = {
         ("audit-base-units", "unit gpuwright-neighbour-guard.service", "failed gpuwright-neighbour-guard.service")
     ],
     "GPW-BASE-014": [("audit-base-units", r"\Z", "\noutdated docker.service")],
+    "GPW-BASE-015": [("guard", r"\A", "fired.deadline at=2026-11-29T20:00:00Z id=1\trole=access\twho=x\tseconds=120")],
+    "GPW-BASE-016": [("audit-base-guard-at-boot", "enabled", "disabled")],
     "GPW-CONT-001": [("units", "(?s)(Id=docker.service.*?)UnitFileState=enabled", r"\1UnitFileState=disabled")],
     "GPW-CONT-002": [("audit-docker-daemon", '"live_restore":true', '"live_restore":false')],
     "GPW-CONT-003": [("audit-docker-daemon", "/var/lib/docker", "/data/docker")],
@@ -226,8 +228,6 @@ DOCTORED = {
     "GPW-ACCS-016": [("audit-access-sudo", "pty deploy\n", "")],
     "GPW-ACCS-017": [("audit-access-sudo", r' ""\Z', "")],
     "GPW-ACCS-018": [("audit-access-script", "755 root", "775 root")],
-    "GPW-ACCS-019": [("guard", r"\A", "fired.deadline at=2026-11-29T20:00:00Z id=1\trole=access\twho=x\tseconds=120")],
-    "GPW-ACCS-020": [("audit-access-guard-at-boot", "enabled", "disabled")],
     "GPW-FIRE-001": [
         ("audit-firewall-table", '"input", "prio": 0, "policy": "drop"', '"input", "prio": 0, "policy": "accept"')
     ],
