@@ -17,7 +17,7 @@ def of_roles(spec: NodeSpec) -> list[Wishes]:
     """The wishes of every role that has some, in the order of the roles."""
     parts = []
     if spec.kernel is not None:
-        parts.append(kernel.wishes(spec.kernel, spec.hardware))
+        parts.append(kernel.wishes(spec.kernel, spec.hardware, spec.hardening))
     if spec.pcie is not None:
         parts.append(pcie.wishes(spec.pcie, spec.hardware))
     if spec.memory is not None:

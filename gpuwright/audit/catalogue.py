@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuwright.audit.control import Control
 from gpuwright.audit.controls import ROLES, of_role
+from gpuwright.audit.references import References
 
 _SHORT = {
     "cis-debian-12": "CIS Debian 12",
@@ -23,12 +24,15 @@ def table() -> str:
     return "\n".join(parts)
 
 
-def _row(control: Control) -> str:
-    ids = control.references.ids
+def evidence(references: References) -> str:
+    """The ids that something is technical evidence for; "" where there are none."""
+    ids = references.ids
     named = "; ".join(f"{words} {', '.join(ids[name])}" for name, words in _SHORT.items() if name in ids)
-    if named and control.references.inferred:
-        named += " (inferred)"
-    return f"| {control.id} | {control.title} | {control.severity} | {named or '-'} |"
+    return f"{named} (inferred)" if named and references.inferred else named
+
+
+def _row(control: Control) -> str:
+    return f"| {control.id} | {control.title} | {control.severity} | {evidence(control.references) or '-'} |"
 
 
 if __name__ == "__main__":

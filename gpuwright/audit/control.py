@@ -59,6 +59,13 @@ def without(faults: Sequence[str], expected: str, looked_at: str) -> Verdict:
     return judged(not faults, expected, "; ".join(faults) or looked_at)
 
 
+def waived(verdict: Verdict, reasons: Sequence[str]) -> Verdict:
+    """A pass that only an accepted deviation makes one is a waiver, and says whose."""
+    if verdict.outcome is Outcome.PASS and reasons:
+        return Verdict(Outcome.WAIVED, verdict.expected, "; ".join(reasons))
+    return verdict
+
+
 def not_applicable(fact: str) -> Verdict:
     """The promise does not arise here, because of `fact`."""
     return Verdict(Outcome.NOT_APPLICABLE, "", fact)

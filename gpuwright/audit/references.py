@@ -552,3 +552,87 @@ KERNEL_MODULES = References(
     cmmc=("CM.L2-3.4.6", "CM.L2-3.4.7"),
     bsi=("SYS.1.1.A6",),
 )
+KERNEL_MARTIANS = References(
+    "martians logged",
+    cis_debian12=("3.3.9",),
+    cis_ubuntu2404=("3.3.9",),
+    nist_r2=("3.13.1",),
+    nist_r3=("03.13.01",),
+    cmmc=("SC.L2-3.13.1",),
+    bsi=("NET.3.2.A19",),
+)
+KERNEL_USB = References(
+    "usb-storage blocked",
+    cis_debian12=("1.1.1.9",),
+    cis_ubuntu2404=("1.1.1.9",),
+    nist_r2=("3.1.21", "3.8.7"),
+    nist_r3=("03.01.20", "03.08.07"),
+    cmmc=("AC.L2-3.1.21", "MP.L2-3.8.7"),
+    bsi=("SYS.1.1.A5", "SYS.1.3.A3"),
+)
+RADIO = References(
+    "radio devices off",
+    cis_debian12=("3.1.2", "3.1.3"),
+    cis_ubuntu2404=("3.1.2", "3.1.3"),
+    nist_r2=("3.1.16",),
+    nist_r3=("03.01.16",),
+    cmmc=("AC.L2-3.1.16",),
+    bsi=("SYS.1.1.A6",),
+    inferred=False,
+)
+APPARMOR = References(
+    "AppArmor on, container profile loaded",
+    cis_debian12=("1.3.1.1", "1.3.1.2", "1.3.1.3"),
+    cis_ubuntu2404=("1.3.1.1", "1.3.1.2", "1.3.1.3"),
+    cis_docker=("5.2",),
+    bsi=("SYS.1.3.A10", "SYS.1.1.A37"),
+    inferred=False,
+)
+# 6.2.1.3 and 6.2.1.4, the words of the command line, come with the profile strict.
+AUDIT_ON = References(
+    "auditd: installed, on from boot",
+    cis_debian12=("6.2.1.1", "6.2.1.2", "6.2.1.3", "6.2.1.4"),
+    cis_ubuntu2404=("6.2.1.1", "6.2.1.2", "6.2.1.3", "6.2.1.4"),
+    nist_r2=("3.3.1", "3.3.2"),
+    nist_r3=("03.03.01", "03.03.02", "03.03.03"),
+    cmmc=("AU.L2-3.3.1", "AU.L2-3.3.2"),
+    bsi=("SYS.1.1.A10", "OPS.1.1.5.A3"),
+    inferred=False,
+)
+AUDIT_RULES = References(
+    "auditd: rules (accounts, sudoers, clock, modules, network, MAC)",
+    cis_debian12=("6.2.3.1", "6.2.3.2", "6.2.3.4", "6.2.3.5", "6.2.3.8", "6.2.3.14", "6.2.3.19"),
+    cis_ubuntu2404=("6.2.3.1", "6.2.3.2", "6.2.3.4", "6.2.3.5", "6.2.3.8", "6.2.3.14", "6.2.3.19"),
+    nist_r2=("3.1.7", "3.3.1"),
+    nist_r3=("03.01.07", "03.03.01", "03.03.03"),
+    cmmc=("AC.L2-3.1.7", "AU.L2-3.3.1"),
+    bsi=("SYS.1.1.A10", "OPS.1.1.2.A28", "SYS.1.3.A6"),
+    inferred=False,
+)
+AUDIT_DOCKER = References(
+    "auditd: rules for docker and containerd paths, gateway key file",
+    cis_docker=("1.1.3", "1.1.6", "1.1.7", "1.1.9", "1.1.11", "1.1.12", "1.1.14", "1.1.18"),
+    nist_r2=("3.3.1",),
+    nist_r3=("03.03.01", "03.03.03"),
+    cmmc=("AU.L2-3.3.1",),
+    bsi=("SYS.1.1.A10", "OPS.1.1.2.A28"),
+)
+AUDIT_LOCKED = References(
+    "auditd: rules locked, records and tools guarded",
+    cis_debian12=("6.2.3.20", "6.2.4.1", "6.2.4.2", "6.2.4.3", "6.2.4.4"),
+    cis_ubuntu2404=("6.2.3.20", "6.2.4.1", "6.2.4.2", "6.2.4.3", "6.2.4.4"),
+    nist_r2=("3.3.1", "3.3.8", "3.3.9", "3.4.3"),
+    nist_r3=("03.03.08", "03.04.03"),
+    cmmc=("AU.L2-3.3.1", "AU.L2-3.3.8", "AU.L2-3.3.9", "CM.L2-3.4.3"),
+    bsi=("OPS.1.1.5.A10",),
+)
+# 6.2.2.3 is not claimed: it would halt a node that serves. 6.2.2.2 neither: the oldest file goes, at a cap.
+AUDIT_DISK = References(
+    "auditd: disk-full behaviour",
+    cis_debian12=("6.2.2.1", "6.2.2.4"),
+    cis_ubuntu2404=("6.2.2.1", "6.2.2.4"),
+    nist_r2=("3.3.1", "3.3.4"),
+    nist_r3=("03.03.03", "03.03.04"),
+    cmmc=("AU.L2-3.3.1", "AU.L2-3.3.4"),
+    bsi=("OPS.1.1.5.A3",),
+)

@@ -67,6 +67,8 @@ class Sysctl:
     value: str
     role: str
     reason: str
+    may_lack: bool = False
+    """A kernel without the key does not have what it would close, so nothing is missing there."""
 
     @property
     def subject(self) -> str:

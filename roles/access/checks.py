@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from gpuwright.audit import privileged
 from gpuwright.audit import references as ref
-from gpuwright.audit.control import Control, Outcome, Predicate, Verdict, judged, not_applicable, without
+from gpuwright.audit.control import Control, Outcome, Predicate, Verdict, judged, not_applicable, waived, without
+from gpuwright.hardening import PROFILES
 from gpuwright.snapshot import Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from roles.access import AUDIT_SCRIPT, keys, sshd
@@ -156,9 +157,7 @@ def _waived(spec: NodeSpec, names: Iterable[str], verdict: Verdict) -> Verdict:
         for name, deviation in _access(spec).deviations.items()
         if name.lower() in lower
     ]
-    if verdict.outcome is Outcome.PASS and reasons:
-        return Verdict(Outcome.WAIVED, verdict.expected, "; ".join(reasons))
-    return verdict
+    return waived(verdict, reasons)
 
 
 def _keywords(seen: Snapshot, spec: NodeSpec, names: Iterable[str]) -> Verdict:
@@ -170,10 +169,10 @@ def _keywords(seen: Snapshot, spec: NodeSpec, names: Iterable[str]) -> Verdict:
         if name in names
     }
     if not wanted:
-        waived = _waived(spec, names, judged(True, "what the profile says", ""))
+        verdict = _waived(spec, names, judged(True, "what the profile says", ""))
         return (
-            waived
-            if waived.outcome is Outcome.WAIVED
+            verdict
+            if verdict.outcome is Outcome.WAIVED
             else not_applicable(f"profile {spec.hardening} leaves it to sshd")
         )
     effective = seen.read(EFFECTIVE)
@@ -212,13 +211,11 @@ def _no_passwords(seen: Snapshot, spec: NodeSpec) -> Verdict:
         and name.lower() not in deviating
     ]
     verdict = without(faults, "no password is taken, neither by sshd nor through PAM", f"{len(effective)} accounts")
-    if verdict.outcome is Outcome.PASS and waivers:
-        return Verdict(Outcome.WAIVED, verdict.expected, "; ".join(f"{name}: {why}" for name, why in waivers.items()))
-    return _waived(spec, names, verdict)
+    return _waived(spec, names, waived(verdict, [f"{name}: {why}" for name, why in waivers.items()]))
 
 
 def _algorithms(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    index = sshd.PROFILES.index(spec.hardening)
+    index = PROFILES.index(spec.hardening)
     allowed: Mapping[str, tuple[str, ...]] = {name: lists[index] for name, lists in sshd.ALGORITHMS.items()}
     deviations = _access(spec).deviations
     effective = seen.read(EFFECTIVE)["nobody-of-that-name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuwright.hardening import PROFILES
 from gpuwright.render import template
 from gpuwright.spec.base import Profile
 from roles.access.spec import AccessSpec
@@ -13,8 +14,6 @@ DROP_IN = "/etc/ssh/sshd_config.d/00-gpuwright.conf"
 KEYS = "/etc/ssh/authorized_keys.d"
 EXPECTED = "/etc/gpuwright/access/sshd.expected"
 BANNER = "/etc/gpuwright/access/banner"
-
-PROFILES: tuple[Profile, ...] = ("baseline", "server-cis1", "strict")
 
 
 @dataclass(frozen=True)

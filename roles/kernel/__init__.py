@@ -64,8 +64,8 @@ def say(seen: boot.Boot, wishes: boot.Wishes) -> None:
     sentences = [
         *operations.overridden(seen, wishes),
         *(
-            f"module {block.module} is in use and is left alone ({block.reason}); to keep it for good, take it out of "
-            "kernel.unused_modules"
+            f"module {block.module} is in use and is left alone ({block.reason}); to keep it for good, name it in "
+            "kernel.kept_modules"
             for block in operations.spared(seen, wishes)
         ),
         *(f"this kernel does not know {word}; it has no effect" for word in operations.unknown_words(seen, wishes)),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from gpuwright import boot, wishes
 from gpuwright.audit import references as ref
-from gpuwright.audit.control import Control, Verdict, judged, manual, not_applicable, without
-from gpuwright.boot import BOOT, BlockedModule, Boot, Sysctl
+from gpuwright.audit.control import Control, Predicate, Verdict, judged, manual, not_applicable, waived, without
+from gpuwright.boot import BOOT, BlockedModule, Boot
 from gpuwright.snapshot import SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
-from roles.kernel import operations
+from roles.kernel import hardening, operations
 from roles.kernel.facts import same
 from roles.kernel.files import in_use, modprobe_file
 from roles.kernel.weakening import weakens
@@ -113,44 +113,51 @@ def _no_reboot_is_needed(seen: Snapshot, spec: NodeSpec) -> Verdict:
     return without(boot.pending(seen, wishes.gathered(spec)), "nothing waits for a reboot", "nothing does")
 
 
-def _hold(seen: Snapshot, wanted: Iterable[Sysctl]) -> Verdict:
+def _hold(seen: Snapshot, spec: NodeSpec, which: str) -> Verdict:
+    """Values whose keys `which` matches are as asked; one that stands in place of the profile's is a waiver."""
     now = _here(seen)
     if isinstance(now, Verdict):
         return now
-    asked = list(wanted)
+    asked = [one for one in wishes.gathered(spec).sysctls if re.match(which, one.key)]
     if not asked:
         return not_applicable("the node file asks for none of these")
     values = seen.read(VALUES)
     if not any(key.startswith("net.ipv6.") for key in values):  # IPv6 is off: there is nothing to redirect
         asked = [one for one in asked if not one.key.startswith("net.ipv6.")]
+    asked = [one for one in asked if one.key in values or not one.may_lack]
     faults = [
         f"{one.key} is {values.get(one.key, 'unknown to this kernel')} instead of {one.value} ({one.role}: {one.reason})"
         for one in asked
         if values.get(one.key) != same(one.value)
     ]
-    return without(faults, f"{len(asked)} values as asked", ", ".join(f"{one.key}={one.value}" for one in asked))
+    found = ", ".join(f"{one.key}={one.value}" for one in asked)
+    return waived(
+        without(faults, f"{len(asked)} values as asked", found),
+        [why for key, why in _deviations(spec) if re.match(which, key)],
+    )
+
+
+def _deviations(spec: NodeSpec) -> Iterator[tuple[str, str]]:
+    """Values of the profile in whose place the node file has others, and its reasons."""
+    of_profile = {one.key: one.value for one in hardening.sysctls(spec.hardening)}
+    for extra in spec.kernel.sysctls if spec.kernel else ():
+        if same(str(extra.value)) != same(of_profile.get(extra.name, str(extra.value))):
+            yield extra.name, f"{extra.name}={extra.value} instead of {of_profile[extra.name]}: {extra.reason}"
 
 
 _MEMORY = r"fs\.(protected_|suid_dumpable)|kernel\.(randomize_va_space|yama\.)"
 _POINTERS = r"kernel\.(kptr_restrict|dmesg_restrict)"
 _NETWORK = r"net\."
+_CORES = r"kernel\.core_pattern"
+_REACH = r"kernel\.(kexec_load_disabled|unprivileged_bpf_disabled)|dev\.tty\."
+_OTHERS = rf"(?!{'|'.join((_MEMORY, _POINTERS, _NETWORK, _CORES, _REACH))})"
 
 
-def _memory(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    return _hold(seen, (one for one in wishes.gathered(spec).sysctls if re.match(_MEMORY, one.key)))
+def _values(which: str) -> Predicate:
+    def predicate(seen: Snapshot, spec: NodeSpec) -> Verdict:
+        return _hold(seen, spec, which)
 
-
-def _pointers(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    return _hold(seen, (one for one in wishes.gathered(spec).sysctls if re.match(_POINTERS, one.key)))
-
-
-def _network(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    return _hold(seen, (one for one in wishes.gathered(spec).sysctls if re.match(_NETWORK, one.key)))
-
-
-def _others(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    named = f"{_MEMORY}|{_POINTERS}|{_NETWORK}"
-    return _hold(seen, (one for one in wishes.gathered(spec).sysctls if not re.match(named, one.key)))
+    return predicate
 
 
 def _kept_out(seen: Snapshot, blocked: list[BlockedModule]) -> Verdict:
@@ -186,7 +193,10 @@ def _drivers(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _unused(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    return _kept_out(seen, [block for block in wishes.gathered(spec).blocked if block.spared_when_used])
+    verdict = _kept_out(seen, [block for block in wishes.gathered(spec).blocked if block.spared_when_used])
+    of_profile = hardening.unused_modules(spec.hardening)
+    kept = spec.kernel.kept_modules if spec.kernel else {}
+    return waived(verdict, [f"{module}: {why}" for module, why in kept.items() if module in of_profile])
 
 
 def _options(seen: Snapshot, spec: NodeSpec) -> Verdict:
@@ -297,7 +307,7 @@ CONTROLS = (
         reason="Address randomisation, ptrace limits, no dumps of privileged programs, guarded links; dumps hold prompts and weights.",
         severity="medium",
         observed=(*_BOOTED, VALUES),
-        predicate=_memory,
+        predicate=_values(_MEMORY),
         remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
         risk="debuggers attach to their own children only, without root",
         references=ref.KERNEL_MEMORY,
@@ -308,7 +318,7 @@ CONTROLS = (
         reason="They help whoever attacks the kernel.",
         severity="low",
         observed=(*_BOOTED, VALUES),
-        predicate=_pointers,
+        predicate=_values(_POINTERS),
         remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
         risk="Xid lines are read as root or through the journal's group",
         references=ref.KERNEL_POINTERS,
@@ -319,7 +329,7 @@ CONTROLS = (
         reason="A neighbour could lead the node's traffic over itself.",
         severity="medium",
         observed=(*_BOOTED, VALUES),
-        predicate=_network,
+        predicate=_values(_NETWORK),
         remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
         risk="answers that come in on a way nobody routes to are dropped",
         references=ref.KERNEL_NETWORK,
@@ -330,7 +340,7 @@ CONTROLS = (
         reason="Somebody's tuning by hand, or a drop-in read later, replaces what a role relies on.",
         severity="medium",
         observed=(*_BOOTED, VALUES),
-        predicate=_others,
+        predicate=_values(_OTHERS),
         remedy=_AGAIN,
         risk="none",
         references=ref.BASELINE,
@@ -353,8 +363,8 @@ CONTROLS = (
         severity="low",
         observed=(*_BOOTED, MODPROBE),
         predicate=_unused,
-        remedy=f"{_AGAIN}; one in use: take it out of kernel.unused_modules, or stop its use",
-        risk="USB storage and the virtual media of a BMC are not seen; kernel.unused_modules without usb_storage keeps them",
+        remedy=f"{_AGAIN}; one in use: name it in kernel.kept_modules, or stop its use",
+        risk="USB storage and the virtual media of a BMC are not seen; kernel.kept_modules keeps them",
         references=ref.KERNEL_MODULES,
     ),
     Control(
@@ -378,5 +388,27 @@ CONTROLS = (
         remedy=_AGAIN,
         risk="none before the next boot",
         references=ref.BASELINE,
+    ),
+    Control(
+        id="GPW-KERN-015",
+        title="A program that crashes leaves no core file anywhere.",
+        reason="A dump of an engine holds prompts and weights, and a limit inside a container can be lifted.",
+        severity="medium",
+        observed=(*_BOOTED, VALUES),
+        predicate=_values(_CORES),
+        remedy=f"{_AGAIN} (hardening, kernel.sysctls)",
+        risk="nobody can look into what crashed",
+        references=ref.CORE_DUMPS,
+    ),
+    Control(
+        id="GPW-KERN-016",
+        title="Users have no way to code of the kernel that a server does not need.",
+        reason="Programs for the kernel, old line disciplines and another kernel past the boot loader are ways into it.",
+        severity="low",
+        observed=(*_BOOTED, VALUES),
+        predicate=_values(_REACH),
+        remedy=f"{_AGAIN} (hardening, kernel.sysctls)",
+        risk="kexec and kdump that were not set up before",
+        references=ref.KERNEL_PROTECTION,
     ),
 )

@@ -10,23 +10,6 @@ from pydantic import AfterValidator, Field
 from gpuwright import boot
 from gpuwright.spec.base import Seconds, Strict
 
-# File systems and protocols that no GPU node serves from, each with its reason; the CIS benchmarks of Debian 12 and
-# Ubuntu 24.04 name all of them (1.1.1.1 to 1.1.1.9 and 3.2.1 to 3.2.4). Not among them: overlay, which Docker's storage
-# is made of, squashfs, which snaps are mounted from, and vfat, which the EFI partition has.
-UNUSED_MODULES = {
-    "cramfs": "file system of old embedded devices",
-    "freevxfs": "file system of a Unix of the 1990s",
-    "hfs": "file system of old Macs",
-    "hfsplus": "file system of Macs",
-    "jffs2": "file system of raw flash chips",
-    "udf": "file system of optical discs",
-    "usb_storage": "USB sticks and the virtual media of a BMC",
-    "dccp": "network protocol that no service of a node uses",
-    "tipc": "network protocol of telecommunication clusters",
-    "rds": "network protocol of database clusters",
-    "sctp": "network protocol of telecommunication services",
-}
-
 
 def _word(value: str) -> str:
     boot.parse_word(value)
@@ -116,7 +99,7 @@ class KernelSpec(Strict):
     words: tuple[ExtraWord, ...] = ()
     baseline_sysctls: bool = Field(
         default=True,
-        description="the hardening values that are safe on a serving GPU node (docs/roles/kernel.md lists them)",
+        description="the values of the node's hardening profile (docs/hardening.md lists them)",
     )
     sysctls: tuple[ExtraSysctl, ...] = ()
     block_other_gpu_drivers: bool = Field(
@@ -124,9 +107,14 @@ class KernelSpec(Strict):
         description="nouveau, nova, nova_core and nova_drm never bind a GPU of this node (gpu-node.md 4.1); "
         "only where hardware.gpus.count is not 0",
     )
-    unused_modules: tuple[ModuleName, ...] = Field(
-        default=tuple(UNUSED_MODULES),
-        description="file systems and protocols kept out; one that the node uses now is left alone and reported",
+    unused_modules: tuple[ModuleName, ...] | None = Field(
+        default=None,
+        description="file systems, protocols and buses kept out; left out: those of the profile (docs/hardening.md). One that the "
+        "node uses now is left alone and reported",
+    )
+    kept_modules: dict[ModuleName, Reason] = Field(
+        default={},
+        description="those of the profile that the node needs, each with its reason; the audit lists them as waived",
     )
     blocked_modules: tuple[ExtraBlock, ...] = ()
     module_options: tuple[ExtraOption, ...] = ()

@@ -426,9 +426,13 @@ _BUS_OF_A_MACHINE = "a lab host is a container and has its machine's bus; tests/
 _LINK_OF_A_CARD = "neither a lab host nor an emulated device has a link or a region that hardware made too small"
 _OF_SEVERAL_GPUS = "this host's engine has no GPUs; tests/lab/test_p2p.py turns it red on a host with stand-in GPUs"
 _KERNEL_OF_A_MACHINE = "a lab host has its machine's kernel; tests/machine/kernel_sabotage.py turns it red on a machine"
+_PROFILE_OF_A_MACHINE = (
+    "a lab host has its machine's kernel; tests/machine/hardening_sabotage.py turns it red on a machine"
+)
 
 NOT_IN_THE_LAB: dict[str, str] = {
     **{f"GPW-KERN-{number:03}": _KERNEL_OF_A_MACHINE for number in range(1, 15)},
+    **{f"GPW-KERN-{number:03}": _PROFILE_OF_A_MACHINE for number in (15, 16)},
     "GPW-BASE-003": "a lab host is a container and has its machine's clock",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
     "GPW-ENGN-030": "the kernel below the lab gives Docker no pids and no memory controller",

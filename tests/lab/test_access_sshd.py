@@ -10,6 +10,7 @@ import tarfile
 import pytest
 
 import lab
+from gpuwright.hardening import PROFILES
 from gpuwright.render import REPOSITORY
 from roles.access import sshd
 from roles.access.spec import AccessSpec
@@ -79,7 +80,7 @@ def etc(host):
     return Etc(host)
 
 
-@pytest.mark.parametrize("profile", sshd.PROFILES)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_a_plain_host_does_what_each_profile_wants(etc, profile):
     etc.ours(profile)
     done = etc.check()

@@ -179,7 +179,10 @@ def modules_a_node_needs_stay(spec: NodeSpec) -> Iterator[Found]:
     if spec.kernel is None:
         return
     named = [
-        *((("kernel", "unused_modules", index), module) for index, module in enumerate(spec.kernel.unused_modules)),
+        *(
+            (("kernel", "unused_modules", index), module)
+            for index, module in enumerate(spec.kernel.unused_modules or ())
+        ),
         *(
             (("kernel", "blocked_modules", index, "module"), extra.module)
             for index, extra in enumerate(spec.kernel.blocked_modules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwright.hardening import PROFILES
 from gpuwright.render import REPOSITORY
 from roles.access import keys, sshd
 from roles.access.spec import AccessSpec
@@ -58,7 +59,7 @@ def test_pyinfra_can_always_connect():
     ],
 )
 def test_which_host_keys_are_weak(key, weak):
-    found = tuple(sshd.is_weak(sshd.HostKey("/k", *key), profile, keys.SMALLEST_RSA) for profile in sshd.PROFILES)
+    found = tuple(sshd.is_weak(sshd.HostKey("/k", *key), profile, keys.SMALLEST_RSA) for profile in PROFILES)
     assert found == weak
 
 

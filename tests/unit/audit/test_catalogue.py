@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwright.audit import catalogue, controls, references
+from gpuwright.audit import catalogue, controls, profiles, references
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "lab"))
 import sabotage
@@ -98,6 +98,45 @@ def test_references_name_their_subject_and_keep_the_mark_of_our_own_judgement():
             assert control.references.subject
             assert control.references.ids
             assert isinstance(control.references.inferred, bool)
+
+
+def in_force():
+    """Catalogue to the ids that are in force."""
+    found, ids = {}, []
+    for line in (Path(__file__).parent / "in_force.txt").read_text().splitlines():
+        if line.startswith("["):
+            ids = found.setdefault(line.strip("[]"), [])
+        elif not line.startswith("#"):
+            ids += line.split()
+    return {name: set(ids) for name, ids in found.items()}
+
+
+SUBJECTS = {
+    **{name: value for name, value in vars(references).items() if isinstance(value, references.References)},
+    **{keyword.name: keyword.references for keyword in profiles.of_access()},
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_id_that_is_claimed_is_in_force(name):
+    known = in_force()
+    claimed = SUBJECTS[name].ids
+    assert {
+        catalogue: set(ids) - known[catalogue] for catalogue, ids in claimed.items() if set(ids) - known[catalogue]
+    } == {}
+
+
+def test_a_withdrawn_id_would_be_seen():
+    assert "03.13.02" not in in_force()["nist-800-171-r3"]  # withdrawn, as the catalogue itself says
+    assert {name: len(ids) for name, ids in in_force().items()} == {
+        "cis-debian-12": 310,
+        "cis-ubuntu-24.04": 312,
+        "cis-docker": 117,
+        "nist-800-171-r2": 110,
+        "nist-800-171-r3": 97,
+        "cmmc-l2": 110,
+        "bsi-it-grundschutz": 1835,
+    }
 
 
 def test_the_documentation_lists_the_controls_as_they_are():

@@ -21,6 +21,8 @@ WORDS = "iommu=pt 'pci=disable_acs_redir=a;b'"
 NODE = {
     "gpuwright": 1,
     "summary": "a machine",
+    "hardening": "strict",
+    "console": True,
     "hardware": {"gpus": {"count": 1}},
     "kernel": {
         "words": [
@@ -86,6 +88,8 @@ DOCTORED = {
     "GPW-KERN-012": ({"said": {"modules": BOOT["modules"] + "udf 0\n"}}, set()),
     "GPW-KERN-013": ({"said": {"nvidia": "EnableS0ixPowerManagement: 1\n"}}, {"GPW-KERN-006"}),
     "GPW-KERN-014": ({"said": {"initrds": f"{IMAGE} 100.201.300\n"}}, set()),
+    "GPW-KERN-015": ({"sysctl": without("kernel.core_pattern")}, set()),
+    "GPW-KERN-016": ({"sysctl": without("dev.tty.ldisc_autoload")}, set()),
 }
 
 
@@ -154,3 +158,36 @@ def test_the_scripts_are_there():
     for name in ("boot-menu", "initramfs-modprobe", "node-drain"):
         assert static(f"kernel/usr/local/lib/gpuwright/{name}").startswith(b"#!/bin/")
     assert "systemd-detect-virt --container" in state._SCRIPT
+
+
+def changed(**kernel):
+    return typed(json.loads(json.dumps({**NODE, "kernel": {**NODE["kernel"], **kernel}})))
+
+
+def test_another_value_than_the_profile_s_is_waived_with_its_reason_and_judged_all_the_same():
+    extra = {"name": "kernel.core_pattern", "value": "/var/crash/%p", "reason": "a crash is looked for until March"}
+    spec = changed(sysctls=[*NODE["kernel"]["sysctls"], extra])
+    found = judged(sysctl=SYSCTL.replace("|/bin/false", "/var/crash/%p"), spec=spec)["GPW-KERN-015"]
+    assert found.outcome is Outcome.WAIVED and "until March" in found.verdict.actual
+    assert judged(spec=spec)["GPW-KERN-015"].outcome is Outcome.FAIL
+
+
+def test_the_profile_s_own_value_in_the_node_file_waives_nothing():
+    extra = {"name": "kernel.core_pattern", "value": "|/bin/false", "reason": "said once more"}
+    assert judged(spec=changed(sysctls=[*NODE["kernel"]["sysctls"], extra]))["GPW-KERN-015"].outcome is Outcome.PASS
+
+
+def test_a_kept_module_is_waived_with_its_reason():
+    spec = changed(kept_modules={"usb_storage": "virtual media of the BMC"})
+    kept = modprobe_sum(modprobe_file(boot.Boot(), wishes.gathered(spec)))
+    said = {"initramfs": f"{IMAGE}:100.200.300 {kept}\n"}
+    modprobe = "".join(f"{line}\n" for line in MODPROBE.splitlines() if "usb_storage" not in line)
+    found = judged(said=said, modprobe=modprobe, spec=spec)["GPW-KERN-012"]
+    assert found.outcome is Outcome.WAIVED and "virtual media of the BMC" in found.verdict.actual
+
+
+def test_a_kernel_without_a_key_of_the_profile_has_nothing_to_close():
+    less = "".join(f"{line}\n" for line in SYSCTL.splitlines() if not line.startswith("dev.tty."))
+    assert judged(sysctl=less)["GPW-KERN-016"].outcome is Outcome.PASS
+    less = "".join(f"{line}\n" for line in SYSCTL.splitlines() if not line.startswith("vm.swappiness"))
+    assert judged(sysctl=less)["GPW-KERN-010"].outcome is Outcome.FAIL

@@ -7,9 +7,11 @@ from asked import booted, words
 
 from gpuwright import boot
 from gpuwright.boot import BlockedModule, Sysctl, Wishes
-from gpuwright.render import REPOSITORY
-from roles.kernel import facts, files, operations
-from roles.kernel.wishes import BASELINE
+from gpuwright.hardening import PROFILES
+from gpuwright.spec.node import Hardware
+from roles.kernel import facts, files, hardening, operations
+from roles.kernel.spec import KernelSpec
+from roles.kernel.wishes import wishes
 
 # --- boot menu ---
 
@@ -170,6 +172,49 @@ def test_a_reboot_that_changed_nothing_is_not_repeated():
     assert not operations.not_again(booted(attempt=("now", *tried[1:])), ["the kernel runs without iommu=pt"])
 
 
-def test_the_page_lists_the_baseline():
-    page = (REPOSITORY / "docs/roles/kernel.md").read_text()
-    assert [row for row in BASELINE if f"| `{row[0]}` | {row[1]} | {row[2]} |" not in page] == []
+# --- profiles ---
+
+HARDWARE = Hardware()
+
+
+@pytest.mark.parametrize("settings", [hardening.SYSCTLS, hardening.MODULES])
+def test_a_stricter_profile_never_lets_go_of_a_setting(settings):
+    for setting in settings:
+        set_in = [value is not None for value in setting.values]
+        assert set_in == sorted(set_in) and any(set_in), setting.name
+        assert setting.references.ids, setting.name
+
+
+def test_each_profile_asks_for_more():
+    counts = [len(list(wishes(KernelSpec(), HARDWARE, profile).all())) for profile in PROFILES]
+    assert counts == sorted(set(counts))
+
+
+def test_what_breaks_a_gpu_node_is_in_no_profile():
+    for profile in PROFILES:
+        asked = wishes(KernelSpec(), HARDWARE, profile)
+        values = {one.key: one.value for one in asked.sysctls}
+        assert not values.keys() & {"net.ipv4.ip_forward", "kernel.modules_disabled", "vm.overcommit_memory"}
+        assert not [key for key in values if key.endswith("accept_ra")]
+        assert values["kernel.yama.ptrace_scope"] == "1" and values["net.ipv4.conf.all.rp_filter"] == "2"
+        assert not {one.module for one in asked.blocked} & {"overlay", "squashfs", "vfat", "br_netfilter"}
+
+
+def test_the_node_file_s_value_stands_in_the_profile_s_place():
+    spec = KernelSpec.model_validate(
+        {
+            "sysctls": [
+                {"name": "kernel.core_pattern", "value": "/var/crash/%p", "reason": "a crash is being looked for"}
+            ]
+        }
+    )
+    [value] = [one for one in wishes(spec, HARDWARE, "strict").sysctls if one.key == "kernel.core_pattern"]
+    assert (value.value, value.may_lack) == ("/var/crash/%p", False)
+
+
+def test_a_module_that_the_node_file_keeps_is_not_blocked():
+    spec = KernelSpec.model_validate({"kept_modules": {"usb-storage": "virtual media"}})
+    blocked = {one.module for one in wishes(spec, HARDWARE, "baseline").blocked}
+    assert "usb_storage" not in blocked and "udf" in blocked
+    own = KernelSpec.model_validate({"unused_modules": ["udf"]})
+    assert [one.module for one in wishes(own, HARDWARE, "strict").blocked] == ["udf"]

@@ -135,4 +135,4 @@ def test_what_the_kernel_is_asked_for() -> None:
     assert wishes(MemorySpec(regime="driver"), STATION).options[0].value == "driver"
     assert wishes(MemorySpec(zone_reclaim="off"), STATION).sysctls == ()
     assert not list(wishes(MemorySpec(), Hardware()).all())
-    assert conflicts(together([kernel.wishes(KernelSpec(), STATION), found])) == []
+    assert conflicts(together([kernel.wishes(KernelSpec(), STATION, "baseline"), found])) == []
