@@ -1,26 +1,28 @@
 """Lab machines: virtual machines that boot their own kernel through firmware and GRUB (DESIGN section 6).
 
 A machine is a directory: ``machine.json`` what it is, ``disk.qcow2`` and ``firmware.qcow2`` what its disk and its firmware remember over
-the shared image, ``console`` what it printed, ``qmp`` QEMU's control socket. Whether it runs is read from the kernel: QEMU is the
-process that works in its directory, so that a killed run leaves nothing unknown.
+the shared image, ``console`` what it printed, ``qmp`` QEMU's control socket. Whether it runs is read from the kernel: QEMU and its
+power supply are the processes that work in its directory, so that a killed run leaves nothing unknown.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import machine_hardware, machine_image, network, proxy, registry, repository, server, tools
+from lab import machine_hardware, machine_image, machine_power, network, proxy, registry, repository, server, tools
 from lab.command import LabError, run
 from lab.network import Segment
 from lab.paths import locked, make_private, state
@@ -64,15 +66,19 @@ class Machine(Server):
     @property
     def running(self) -> bool:
         """Whether it is switched on: it is up, booting or rebooting."""
-        return self._process() is not None
+        return bool(_processes().get(self.directory))
 
     def reboot(self) -> None:
         """Press Ctrl-Alt-Delete, which systemd takes for ``systemctl reboot``; returns when it is up again, disk kept."""
         self._must_run()
         with Qmp(self.directory / "qmp") as qmp:
             qmp.command("send-key", keys=[{"type": "qcode", "data": key} for key in ("ctrl", "alt", "delete")])
-            if not qmp.event("RESET", _DOWN_LIMIT):
-                raise LabError(f"{self.name} did not go down within {_DOWN_LIMIT:.0f} s: {self._last_words()}")
+            try:
+                qmp.wait_until_it_ends(_DOWN_LIMIT)
+            except TimeoutError:
+                raise LabError(
+                    f"{self.name} did not go down within {_DOWN_LIMIT:.0f} s: {self._last_words()}"
+                ) from None
         self.wait()
 
     def power_cycle(self) -> None:
@@ -84,8 +90,8 @@ class Machine(Server):
 
     def power_off(self) -> None:
         """Cut its power now: QEMU is killed. Nothing happens when it is off."""
-        while (pid := self._process()) is not None:
-            os.kill(pid, signal.SIGKILL)
+        while pids := _processes().get(self.directory):
+            _kill(pids)
             time.sleep(0.05)
 
     def switch_on(self) -> None:
@@ -162,10 +168,6 @@ class Machine(Server):
     def _last_words(self) -> str:
         return " | ".join(self.console().strip().splitlines()[-4:]) or "nothing on its console"
 
-    def _process(self) -> int | None:
-        """Pid of its QEMU."""
-        return _processes().get(self.directory)
-
     def _install(self) -> None:
         """Give it a blank disk: the shared image below, and a seed with what makes this machine this one."""
         image = machine_image.image(self.release, self.image, self.segment)
@@ -203,6 +205,7 @@ class Machine(Server):
             *("-fw_cfg", "name=opt/gpuwright/seed,file=seed.tar"),
             *("-chardev", "file,id=serial,path=console,append=on", "-serial", "chardev:serial"),
             *("-qmp", "unix:qmp,server=on,wait=off"),
+            *machine_power.OPTIONS,
         ]
 
     def _write_seed(self, path: Path) -> None:
@@ -282,9 +285,9 @@ def known() -> list[Machine]:
 def sweep() -> None:
     """Clear what a killed run left: half-made machines, and QEMUs of machines that are no more."""
     names = {machine.name for machine in known()}
-    for directory, pid in _processes().items():
+    for directory, pids in _processes().items():
         if directory.parent == _home() and directory.name not in names:
-            os.kill(pid, signal.SIGKILL)
+            _kill(pids)
     for directory in _home().glob("*"):
         if directory.name not in names:
             server.remove(directory)
@@ -294,17 +297,29 @@ def _home() -> Path:
     return state() / "machines"
 
 
-def _processes() -> dict[Path, int]:
-    """Every QEMU on this machine by the directory it works in. A removed directory keeps its path."""
-    found = {}
+def _processes() -> dict[Path, list[int]]:
+    """Every QEMU on this machine and every power supply, supplies first, by the directory they work in. A removed directory keeps its path."""
+    supplies: dict[Path, list[int]] = {}
+    emulators: dict[Path, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "exe").readlink().name.startswith("qemu-system-"):
-                place = str((process / "cwd").readlink()).removesuffix(" (deleted)")
-                found[Path(place)] = int(process.name)
+                kind = emulators
+            elif b"lab.machine_power" in (process / "cmdline").read_bytes().split(b"\0"):
+                kind = supplies
+            else:
+                continue
+            place = str((process / "cwd").readlink()).removesuffix(" (deleted)")
+            kind.setdefault(Path(place), []).append(int(process.name))
         except OSError:  # it has ended, or is a kernel thread
             continue
-    return found
+    return {place: supplies.get(place, []) + emulators.get(place, []) for place in {*supplies, *emulators}}
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # a power supply ends with its QEMU, and the other way round
+            os.kill(pid, signal.SIGKILL)
 
 
 def _start(machine: Machine, *more: str) -> None:
@@ -316,10 +331,19 @@ def _start(machine: Machine, *more: str) -> None:
             raise LabError(
                 f"port {machine.ssh_port} on {machine.address} is taken by another program, and {machine.name} needs it for ssh (ss -ltnp)"
             ) from None
-    argv = [*machine._argv(), *more]
+    (machine.directory / "power.json").write_text(json.dumps({"argv": machine._argv(), "first": more}))
+    argv = [sys.executable, "-m", "lab.machine_power", "power.json"]
+    # This very code, wherever it was started from.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with (machine.directory / "qemu.log").open("wb") as log:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=machine.directory
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=machine.directory,
+            env=environment,
         )
     deadline = time.monotonic() + 20
     while True:
@@ -331,7 +355,7 @@ def _start(machine: Machine, *more: str) -> None:
             return
         except LabError:
             if time.monotonic() > deadline:
-                process.kill()
+                machine.power_off()
                 raise
         time.sleep(0.05)
 

@@ -15,12 +15,11 @@ from lab.command import LabError
 class Qmp:
     """A connection to one QEMU. ``path``: its socket. Raises LabError when nobody answers there."""
 
-    def __init__(self, path: Path, timeout: float = 30) -> None:
+    def __init__(self, path: Path, timeout: float | None = 30) -> None:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         self._rest = b""
-        self._events: list[str] = []
         try:
             self._socket.connect(str(path))
         except OSError as error:
@@ -46,25 +45,29 @@ class Qmp:
                 raise LabError(f"QEMU refused {name}: {message['error']['desc']}")
             if "return" in message:
                 return message["return"]
-            self._events.append(message["event"])
 
     def monitor(self, line: str) -> str:
         """Run a command of the human monitor, for what has no command of its own; returns what it printed."""
         return str(self.command("human-monitor-command", **{"command-line": line})).strip()
 
-    def event(self, name: str, seconds: float) -> bool:
-        """Wait for an event; whether it came since the connection was made, or within ``seconds``. False as well when QEMU ended."""
-        if name in self._events:
-            return True
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """Wait for an event; returns its data. Raises LabError when QEMU ends before."""
+        while (message := self._message()).get("event") != event:
+            pass
+        data: dict[str, Any] = message["data"]
+        return data
+
+    def wait_until_it_ends(self, seconds: float) -> None:
+        """Wait until this QEMU is gone. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
-                if self._message().get("event") == name:
-                    return True
-            except LabError:
-                return False
-        return False
+                if not self._socket.recv(65536):
+                    return
+            except ConnectionError:
+                return
+        raise TimeoutError
 
     def _message(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
