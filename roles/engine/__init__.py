@@ -40,7 +40,8 @@ def engine(
     `judged` are the engines between whose GPUs role pcie judges P2P: they run without it unless the verdict is good.
     Evidence is nobody's to remove: an engine that is retired leaves its folder in /var/lib/gpuwright/evidence.
     """
-    engines = [wanted(name, one, spec, models, judged=name in judged) for name, one in spec.engines.items()]
+    count = hardware.gpus.count
+    engines = [wanted(name, one, spec, models, name in judged, count) for name, one in spec.engines.items()]
     scripts = [
         atomic.File(f"{operations.SCRIPTS}/{name}", render.static(f"engine{operations.SCRIPTS}/{name}"), mode="0755")
         for name in SCRIPTS
@@ -81,7 +82,9 @@ def image_job(name: str, one: Engine, nodes: str | None) -> atomic.File:
     return atomic.File(f"/etc/systemd/system/gpuwright-image-{name}.service", text)
 
 
-def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec, judged: bool = False) -> operations.Wanted:
+def wanted(
+    name: str, one: Engine, spec: EngineSpec, models: ModelsSpec, judged: bool = False, gpu_count: int = 0
+) -> operations.Wanted:
     """Engine `name` as it must be on the node: its files and everything else that is owned with it."""
     directory = model_directory(one.model, models)
     config = container.configuration(name, one, directory)
@@ -93,6 +96,7 @@ def wanted(name: str, one: Engine, spec: EngineSpec, models: ModelsSpec, judged:
         spec=spec,
         config=config,
         model_directory=directory,
+        gpu_count=gpu_count,
         cache=container.cache_directory(name, one),
         container=container.docker_arguments(name, one, directory),
         command=container.command_line(one),

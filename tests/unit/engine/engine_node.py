@@ -56,8 +56,8 @@ class Node:
 
     def configure(self, **settings: object) -> None:
         """Write the configuration as the role renders it; `settings` are the engine's, `spec` those of the role."""
-        role = settings.pop("spec", {})
-        assert isinstance(role, dict)
+        role, gpu_count = settings.pop("spec", {}), settings.pop("gpu_count", 0)
+        assert isinstance(role, dict) and isinstance(gpu_count, int)
         engine = {
             "image": REFERENCE,
             "model": "tiny",
@@ -70,7 +70,7 @@ class Node:
             **settings,
         }
         spec = EngineSpec(**role, engines={"main": engine})
-        self.wanted = wanted("main", spec.engines["main"], spec, MODELS)
+        self.wanted = wanted("main", spec.engines["main"], spec, MODELS, gpu_count=gpu_count)
         for file in self.wanted.files:
             self.write(file.path, file.data.decode())
 

@@ -130,6 +130,53 @@ def test_gpus_by_uuid_in_the_order_of_nvidia_smi(node: Node) -> None:
     assert node.read("run/gpuwright/engines/main/gpus").split() == [GPU]
 
 
+def listing(node: Node, *uuids: str) -> None:
+    """nvidia-smi lists these, numbered from 0 as it does."""
+    lines = "; ".join(f"echo 'GPU {number}: NVIDIA TEST (UUID: {uuid})'" for number, uuid in enumerate(uuids))
+    node.program("nvidia-smi", f'case "$*" in -L) {lines} ;; esac')
+    node.write("etc/cdi/nvidia.yaml", f"kind: nvidia.com/gpu\ndevices: {' '.join(uuids)}\n")
+
+
+CARDS = [f"GPU-0000000{number}-2222-3333-4444-555555555555" for number in range(4)]
+
+
+def test_a_number_is_the_same_card_when_another_one_falls_silent(node: Node) -> None:
+    """nvidia-smi numbers the cards that answer: number 2 would be the other engine's card."""
+    node.configure(gpus=[2], gpu_count=4)
+    listing(node, *CARDS)
+    accepted(node)
+    listing(node, CARDS[0], CARDS[2], CARDS[3])
+    accepted(node)
+    assert node.read("run/gpuwright/engines/main/gpus").split() == [CARDS[2]]
+
+
+def test_the_card_itself_is_silent(node: Node) -> None:
+    node.configure(gpus=[1], gpu_count=4)
+    listing(node, *CARDS)
+    accepted(node)
+    listing(node, CARDS[0], CARDS[2], CARDS[3])
+    assert refused(node).startswith(
+        f"seen: 3 of 4 GPUs, without {CARDS[1]}, which was GPU 1 when all answered; expected: GPU 1"
+    )
+
+
+def test_a_card_that_was_replaced_is_taken_when_all_answer(node: Node) -> None:
+    node.configure(gpus=[1], gpu_count=4)
+    listing(node, *CARDS)
+    accepted(node)
+    listing(node, CARDS[0], GPU, *CARDS[2:])
+    accepted(node)
+    assert node.read("run/gpuwright/engines/main/gpus").split() == [GPU]
+
+
+def test_a_first_start_with_a_silent_card(node: Node) -> None:
+    node.configure(gpus=[0], gpu_count=4)
+    listing(node, *CARDS[:3])
+    assert refused(node).startswith(
+        "seen: 3 GPUs; expected: 4, and with one missing the numbers of the others may mean"
+    )
+
+
 def test_gpu_missing(node: Node) -> None:
     node.configure(gpus=[7])
     with_gpus(node)
