@@ -45,6 +45,11 @@ class BaseSpec(Strict):
     journal_max_use: Size = Field(default=2 * 1024**3, description="cap of the persistent journal")
     unattended_upgrades: bool = Field(default=True, description="security updates only, with the block list")
     upgrade_blocklist: tuple[PackageName, ...] = Field(
-        default=("nvidia", "libnvidia", "cuda", "docker", "docker-ce", "containerd", "linux-image", "linux-headers"),
-        description="package name prefixes that unattended upgrades never touch (gpu-node.md 4.1, security.md 3.2)",
+        default=(
+            *("nvidia", "libnvidia", "libcuda", "libnvcuvid", "libnvoptix", "firmware-nvidia", "cuda"),
+            *("docker", "docker-ce", "containerd"),
+            *("linux-image", "linux-headers", "linux-modules"),
+        ),
+        description="package name prefixes that unattended upgrades never touch: driver, Docker, kernel (gpu-node.md 4.1, "
+        "security.md 3.2); a list in the node file replaces this one",
     )
