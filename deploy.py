@@ -11,7 +11,7 @@ from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
 from roles.access import access, access_retired
 from roles.base import base
-from roles.containers import containers
+from roles.containers import containers, containers_verified
 from roles.engine import engine
 from roles.firewall import firewall
 from roles.gateway import gateway
@@ -58,3 +58,5 @@ if spec.engine:
     engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier, judged=judged)
 if spec.gateway:
     gateway(spec.gateway, engines=upstreams(spec.engine))
+if spec.containers:
+    containers_verified(gpus=spec.hardware.gpus.count)

@@ -41,7 +41,8 @@ class Recipe:
 RECIPES = {
     "sim": Recipe(
         title="simulated engine of the gpuwright lab; a stand-in, it computes nothing",
-        packages=("base-files", "dash", "coreutils", "python3"),
+        # mawk (whose alternative, awk, is in the engine's own folder) and sed: the stand-in nvidia-smi that CDI brings in is a script.
+        packages=("base-files", "dash", "coreutils", "python3", "mawk", "sed"),
         entrypoint=("/usr/bin/python3", "-u", "/opt/sim/server.py"),
         environment={"PATH": "/opt/sim:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
     ),

@@ -14,8 +14,11 @@ from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
+from roles.containers import gpus as gpu_half
 from roles.containers import operations
 from roles.containers.facts import APPLIED, CONTAINERS, DOCKER_PACKAGES, TABLE, Docker
+from roles.containers.gpus.facts import GPUS
+from roles.containers.gpus.operations import gpus_kept
 from roles.containers.operations import ROLE
 from roles.containers.spec import ContainersSpec, Registry
 
@@ -96,6 +99,7 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
     chosen = packages(spec, system)
     installed(name=f"Install Docker ({spec.source})", packages=chosen)
     operations.held(name="Hold Docker and containerd at their version", packages=chosen)
+    owned = gpu_half.toolkit(spec.toolkit, system) if gpus else []
 
     wanted = [*SERVICE_FILES, *authorities(spec.registries)]
     files(name="Write Docker's drop-in and registry certificates", role=ROLE, files=wanted)
@@ -103,6 +107,8 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
         operations.neighbour_guard(name="Keep neighbours away from containers (Docker before 28)", files=GUARD_FILES)
     operations.daemon_json(name="Merge /etc/docker/daemon.json", spec=spec, gpus=gpus)
     operations.docker_running(name="Run docker.service with its daemon.json")
+    if gpus:
+        gpu_half.devices(spec.toolkit)
 
     guard = [*(file.owned for file in GUARD_FILES), Owned("table", TABLE)]
     retire(
@@ -112,8 +118,20 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
             *(guard if not firewall and operations.guard_wanted(docker.oldest_version) else ()),
             Owned("file", APPLIED),
             *(Owned("hold", package) for package in DOCKER_PACKAGES),
+            *owned,
         ],
     )
+
+
+@deploy("Containers, verified")
+def containers_verified(gpus: int) -> None:
+    """At the end of a run: whether running containers still have their GPUs, if systemd read its units again in between.
+
+    + gpus: how many GPUs containers shall reach
+    """
+    if gpus:
+        began = snapshot.read(ctx_host.get()).read(GPUS).reloaded
+        gpus_kept(name="See that running containers have their GPUs", reloaded=began)
 
 
 def packages(spec: ContainersSpec, system: snapshot.System) -> tuple[str, ...]:
@@ -141,11 +159,8 @@ def refuse(name: str, docker: Docker, spec: ContainersSpec, gpus: int, present: 
             f"Set containers.source to {'docker' if spec.source == 'distribution' else 'distribution'}, or stop the "
             f"engines, run `apt-get remove --allow-change-held-packages {other}` and deploy again."
         )
-    if gpus and docker.version and docker.version < (25, 0):
-        raise OperationError(
-            f"{name}: {docker.version_text} cannot give GPUs to containers through CDI, which needs 25 or later; "
-            "set containers.source to docker, or install a newer distribution."
-        )
+    if old := operations.without_cdi(name, docker, gpus):
+        raise OperationError(old)
     swarm = ((docker.info or {}).get("Swarm") or {}).get("LocalNodeState")
     if swarm == "active":
         raise OperationError(

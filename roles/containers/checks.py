@@ -12,6 +12,7 @@ from gpuwright.audit.control import Control, Verdict, judged, not_applicable, wi
 from gpuwright.audit.docker import CONTAINERS, Container
 from gpuwright.snapshot import UNITS, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
+from roles.containers.gpus import checks as gpu_half
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
@@ -513,4 +514,5 @@ CONTROLS = (
         remedy="remove NUMAPolicy= from both units, daemon-reload, restart both, then the engines",
         risk="the restart of the engines",
     ),
+    *gpu_half.CONTROLS,
 )

@@ -268,7 +268,7 @@ def _overlay(base: _Object, top: _Object) -> _Object:
 _PLURAL = frozenset(
     """
     allow-nondistributable-artifact authorization-plugin default-address-pool default-network-opt default-ulimit dns
-    dns-opt exec-opt host insecure-registry label log-opt node-generic-resource registry-mirror storage-opt
+    dns-opt exec-opt feature host insecure-registry label log-opt node-generic-resource registry-mirror storage-opt
     """.split()  # noqa: SIM905
 )
 _IRREGULAR = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuwright.snapshot import Section, register
 from roles.containers.daemon import PATH, Version
+from roles.containers.gpus.facts import PACKAGES as TOOLKIT_PACKAGES
 
 APPLIED = "/var/lib/gpuwright/containers/daemon.applied.json"
 STARTED = "/run/gpuwright/containers/daemon.started.json"
@@ -30,7 +31,7 @@ file applied {APPLIED}
 file started {STARTED}
 file guard {GUARD_LOADED}
 if [ -e /snap/bin/docker ] || [ -d /var/snap/docker ]; then echo yes | put snap; fi
-dpkg-query -W -f '${{db:Status-Want}} ${{Package}}\n' {" ".join(DOCKER_PACKAGES)} 2>/dev/null | sed -n 's/^hold //p' | put holds
+dpkg-query -W -f '${{db:Status-Want}} ${{Package}}\n' {" ".join((*DOCKER_PACKAGES, *TOOLKIT_PACKAGES))} 2>/dev/null | sed -n 's/^hold //p' | put holds
 if table=$(nft -s list table {TABLE} 2>/dev/null); then printf '%s\n' "$table" | sha256sum | put table; fi
 if dockerd=$(command -v dockerd); then
   "$dockerd" --version | put version

@@ -54,6 +54,9 @@ def plan(host: Any, seen: Docker, spec: ContainersSpec, gpus: int) -> daemon.Mer
         if key in flags
     ]
     faults += _lost_data(host, seen, merge)
+    # On a blank host only now is it known which Docker came.
+    if old := without_cdi(host.name, seen, gpus):
+        faults.append(old)
     if faults:
         raise OperationError(" ".join([*faults, "Nothing was written."]))
     return merge
@@ -70,6 +73,16 @@ def _lost_data(host: Any, seen: Docker, merge: daemon.Merge) -> list[str]:
         f"and the node file wants containers.data_root: {then}, where it would start with none; keep {now}, or stop the "
         f"engines and Docker (`systemctl stop docker.socket docker.service`), move {now} to {then} and deploy again."
     ]
+
+
+def without_cdi(name: str, seen: Docker, gpus: int) -> str:
+    """The sentence for a Docker that cannot give GPUs to containers, "" for one that can."""
+    if not gpus or seen.version is None or seen.version >= (25, 0):
+        return ""
+    return (
+        f"{name}: {seen.version_text} cannot give GPUs to containers through CDI, which needs 25 or later; "
+        "set containers.source to docker, or install a newer distribution."
+    )
 
 
 def _in_node_file(setting: daemon.Setting) -> str:
@@ -234,25 +247,26 @@ def neighbour_guard(files: Sequence[atomic.File]) -> Generator[StringCommand, No
         yield StringCommand("systemctl", "daemon-reload")
 
 
-def to_hold(installed: Sequence[str], held: frozenset[str]) -> list[str]:
-    """Installed Docker packages that are not held yet."""
-    return [package for package in DOCKER_PACKAGES if package in installed and package not in held]
+def to_hold(installed: Sequence[str], held: frozenset[str], among: Sequence[str] = DOCKER_PACKAGES) -> list[str]:
+    """Those of `among` (Docker's packages) that are installed and not held yet."""
+    return [package for package in among if package in installed and package not in held]
 
 
 @operation()
-def held(packages: Sequence[str]) -> Generator[StringCommand, None, None]:
-    """Docker and containerd are upgraded by an operator only, never by a passing apt (docker/for-linux issue 813).
+def held(packages: Sequence[str], among: Sequence[str] = DOCKER_PACKAGES) -> Generator[StringCommand, None, None]:
+    """Docker, containerd and the toolkit are upgraded by an operator only, never by a passing apt (docker/for-linux issue 813).
 
     + packages: what this run installs; with it come others, seen only when they are there
+    + among: what is held of all that is installed
 
     A hold that the site set itself is left to the site; ours are recorded and go with the role.
     """
     host = ctx_host.get()
     seen = snapshot.read(host)
     present = seen.read(snapshot.PACKAGES)
-    missing = to_hold([*present, *packages], seen.read(CONTAINERS).holds)
+    missing = to_hold([*present, *packages], seen.read(CONTAINERS).holds, among)
     if not missing:
-        host.noop("Docker's packages are held")
+        host.noop(f"{', '.join(packages)}: held")
         return
     snapshot.forget(host)
     yield atomic.write(ROLE, [], claims=[Owned("hold", package) for package in missing])

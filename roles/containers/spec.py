@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from gpuwright.spec.base import ControllerPath, NodePath, Size, Strict
+from roles.containers.gpus.spec import ToolkitSpec
 
 # Keys of daemon.json that other parts of a node rely on, and where their value belongs instead.
 RESERVED = {
@@ -82,6 +83,7 @@ class ContainersSpec(Strict):
     log_max_size: Size = Field(default=64 * 1024**2, description="json-file log of one container before it is rotated")
     log_max_files: int = Field(default=5, ge=1, le=100, description="rotated logs kept of one container")
     registries: tuple[Registry, ...] = ()
+    toolkit: ToolkitSpec = ToolkitSpec()
     daemon: Annotated[dict[str, Any], AfterValidator(_daemon_keys)] = Field(
         default_factory=dict, description="further daemon.json keys, merged three ways"
     )

@@ -31,7 +31,7 @@ from gpuwright import connect, ownership, wishes
 from gpuwright.peers import peer_groups
 from gpuwright.spec.fleet import node
 from roles.base import base
-from roles.containers import containers
+from roles.containers import containers, containers_verified
 from roles.engine import engine
 from roles.pcie import pcie
 
@@ -49,6 +49,7 @@ if spec.engine:
     engine(
         spec.engine, models=spec.models, hardware=spec.hardware, barrier=wishes.barrier(spec), judged=judged
     )
+containers_verified(gpus=spec.hardware.gpus.count)
 """
 
 PUT_WEIGHTS = f"""
@@ -101,6 +102,8 @@ class Trial:
     role: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     roles: dict[str, Any] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
+    """Settings of role containers besides the lab's registry."""
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -126,7 +129,10 @@ class Trial:
                 "summary": "a lab host with simulated engines",
                 "hardware": self.hardware,
                 "base": {"unattended_upgrades": False},
-                "containers": {"registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}]},
+                "containers": {
+                    "registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}],
+                    **self.containers,
+                },
                 **self.roles,
                 "models": {"hub": "https://hub.lab", "items": {"tiny": {"repo": "lab/tiny", "revision": COMMIT}}},
             }

@@ -27,6 +27,9 @@ _RESTART = f"systemctl reset-failed {_UNIT}; systemctl restart {_UNIT}"
 _RESTART_DOCKER = "systemctl reset-failed docker.service; systemctl restart docker.service"
 
 
+_REFRESH = "systemctl reset-failed nvidia-cdi-refresh.service; systemctl restart nvidia-cdi-refresh.service"
+
+
 @dataclass(frozen=True)
 class Sabotage:
     """What to do to a node, and how to take it back."""
@@ -267,6 +270,34 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-CONT-016": _foreign("--network none --security-opt seccomp=unconfined"),
     "GPW-CONT-017": _foreign("--network none --log-opt max-size=4g"),
     "GPW-CONT-018": _drop_in("docker.service", "[Service]\\nNUMAPolicy=bind\\nNUMAMask=0\\n"),
+    # --- containers, the GPU half (a host with stand-in GPUs; tests/lab/test_cdi_ring.py)
+    "GPW-CONT-019": Sabotage(
+        "cd /tmp; apt-get -q download libnvidia-container1=1.18.0-1; dpkg --force-depends -i libnvidia-container1_1.18.0*.deb; "
+        "apt-mark hold libnvidia-container1",
+        "apt-get -y -q --allow-change-held-packages install libnvidia-container1=1.18.2-1; apt-mark hold libnvidia-container1",
+        heals=True,
+    ),
+    "GPW-CONT-020": Sabotage("apt-mark unhold libnvidia-container1", "apt-mark hold libnvidia-container1", heals=True),
+    "GPW-CONT-021": _daemon(".features.cdi = false", _RESTART_DOCKER),
+    "GPW-CONT-022": Sabotage(
+        "mkdir -p /etc/cdi; cp /run/cdi/nvidia.yaml /etc/cdi/", "rm /etc/cdi/nvidia.yaml", heals=True
+    ),
+    "GPW-CONT-023": Sabotage(
+        "sed -i 's/[.]so[.]580[.]95[.]05/.so.570.10.10/' /run/cdi/nvidia.yaml", _REFRESH, heals=True
+    ),
+    "GPW-CONT-024": Sabotage(
+        "systemctl disable -q --now nvidia-cdi-refresh.path",
+        "systemctl enable -q --now nvidia-cdi-refresh.path",
+        heals=True,
+    ),
+    "GPW-CONT-025": _foreign("--network none --device nvidia.com/gpu=0"),
+    "GPW-CONT-026": Sabotage(
+        f"nsenter --mount --target $(docker inspect --format '{{{{.State.Pid}}}}' {_CONTAINER}) rm /dev/nvidia0",
+        _RESTART,
+    ),
+    "GPW-CONT-027": _daemon(
+        '."default-runtime" = "nvidia" | .runtimes.nvidia = {"path": "/usr/sbin/runc"}', _RESTART_DOCKER, heals=False
+    ),
     # --- memory
     "GPW-MEMO-003": _drop_in(f"gpuwright-image-{ENGINE}.service", "[Service]\\nNUMAPolicy=default\\nNUMAMask=\\n"),
     # --- models
@@ -419,6 +450,9 @@ SABOTAGES: dict[str, Sabotage] = {
         "find /var/lib/gpuwright-gateway -name '*.key' -exec chmod o-r {} +",
     ),
 }
+
+# What needs a host with stand-in GPUs; on others these controls do not arise.
+WITH_GPUS = tuple(f"GPW-CONT-{number:03}" for number in range(19, 28))
 
 # Red only on a recorded snapshot with one answer changed (tests/unit/audit): a lab host cannot be made so.
 _OF_A_MACHINE = "a lab host is a container and has its machine's memory; tests/machine/test_memory.py turns it red"

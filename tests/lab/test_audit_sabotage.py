@@ -18,8 +18,8 @@ from gpuwright.spec.fleet import collect
 pytestmark = pytest.mark.lab
 
 HOST = "aud-1"
-# This host has no role access: its own test has a host that is deployed by an account with sudo.
-HERE = [key for key in sabotage.SABOTAGES if not key.startswith("GPW-ACCS-")]
+# This host has no role access: its own test has a host that is deployed by an account with sudo. Nor has it GPUs.
+HERE = [key for key in sabotage.SABOTAGES if not key.startswith("GPW-ACCS-") and key not in sabotage.WITH_GPUS]
 GREEN = (Outcome.PASS, Outcome.NOT_APPLICABLE)
 
 

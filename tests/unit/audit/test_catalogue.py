@@ -69,9 +69,15 @@ def test_sections_are_plain_posix_shell_and_change_nothing(section):
     changing = "mv|chmod|chown|tee|kill|mkdir|touch|truncate|mount|useradd|apt-get" + (
         "" if section.name == "owned" else "|rm"
     )
-    found = re.findall(rf"(?m)(?:^|[|;&(]|\bdo|\bthen)\s*((?:{changing}) .*)", section.script)
-    found += re.findall(r"systemctl (?:start|stop|restart|reload|enable|disable|mask|kill).*", section.script)
-    found += re.findall(r"docker (?:\w+ )?(?:rm|stop|start|run|create|update|exec|kill|pull).*", section.script)
+    # A loss of GPUs shows inside the container only; what is asked there is one program that reads.
+    script = (
+        section.script.replace('docker exec "$id" nvidia-smi -L', "")
+        if section.name == "audit-gpus-inside"
+        else section.script
+    )
+    found = re.findall(rf"(?m)(?:^|[|;&(]|\bdo|\bthen)\s*((?:{changing}) .*)", script)
+    found += re.findall(r"systemctl (?:start|stop|restart|reload|enable|disable|mask|kill).*", script)
+    found += re.findall(r"docker (?:\w+ )?(?:rm|stop|start|run|create|update|exec|kill|pull).*", script)
     assert found == []
 
 

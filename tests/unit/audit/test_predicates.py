@@ -4,6 +4,7 @@ The answers are of a converged lab host, with what changes from machine to machi
 show (a clock, HBM, GPUs, controllers of memory) is shown here.
 """
 
+import base64
 import datetime
 import hashlib
 import json
@@ -22,6 +23,8 @@ from gpuwright.spec.fleet import collect
 from gpuwright.upstreams import upstreams
 from roles.access import keys as authorized_keys
 from roles.access.spec import AccessSpec
+from roles.containers.gpus.facts import PACKAGES as TOOLKIT_PACKAGES
+from roles.containers.gpus.spec import ToolkitSpec
 from roles.engine import container, model_directory
 from roles.firewall import table
 from roles.gateway import keys
@@ -35,6 +38,38 @@ REPOSITORY = HERE.parents[2]
 RECORDED = {name: "\n".join(lines) for name, lines in json.loads((HERE / "recorded.json").read_text()).items()}
 
 COMMIT, DIGEST = "c0ffee" * 6 + "c0ff", "sha256:" + "d1" * 32
+
+
+def gpus(cdi="/run/cdi/nvidia.yaml", driver="580.95.05", version="1.18.2-1", want="hold", path="active"):
+    """What a host with two cards says of them (section containers-gpus), in the form of its script."""
+    cards = [f"GPU-0000000{number}-0000-0000-0000-000000000000" for number in range(2)]
+    said = {
+        "module": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+        "cards": "\n".join(cards),
+        "packages": "\n".join(f"{want} installed {name} {version}" for name in TOOLKIT_PACKAGES),
+        "toolkit": "NVIDIA Container Toolkit CLI version 1.18.2",
+        "cdi": "\n".join([cdi, "K kind: nvidia.com/gpu", *(f'N - name: "{uuid}' for uuid in cards), f"L .so.{driver}"]),
+        "units": "\n\n".join(
+            f"Id=nvidia-cdi-refresh.{kind}\nLoadState=loaded\nUnitFileState=enabled\nActiveState={state}\nResult=success"
+            for kind, state in (("service", "inactive"), ("path", path))
+        ),
+    }
+    return "\n".join(f"{name} {base64.b64encode(text.encode()).decode()}" for name, text in said.items())
+
+
+RECORDED |= {
+    "containers-gpus": gpus(),
+    "audit-docker-gpus": '{"version":"26.1.5","folders":["/etc/cdi","/var/run/cdi"],"runtime":"runc"}',
+    "audit-gpus-inside": json.dumps(
+        {
+            "name": "gpuwright-main",
+            "engine": "main",
+            "status": 0,
+            "answer": "GPU 0: a card (UUID: GPU-00000000-0000-0000-0000-000000000000)",
+            "requests": [{"driver": "cdi", "ids": ["nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000000"]}],
+        }
+    ),
+}
 DEPLOY_KEY = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 42}B deploy"
 AUDIT_KEY = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 42}C audit"
 INVENTORY = """
@@ -132,6 +167,18 @@ def green(answers, spec):
 OF_SEVERAL_GPUS = {"GPW-ENGN-033", "GPW-PCIE-009", "GPW-PCIE-010"}
 
 
+# What arises only where containers are given GPUs; judged on a node file that gives the machine two.
+WITH_GPUS = {f"GPW-CONT-{number:03}" for number in range(19, 28)}
+
+
+def with_cards(spec):
+    gpus = spec.hardware.gpus.model_copy(update={"count": 2})
+    containers = spec.containers.model_copy(update={"toolkit": ToolkitSpec(source="local", version="1.18.2")})
+    return spec.model_copy(
+        update={"hardware": spec.hardware.model_copy(update={"gpus": gpus}), "containers": containers}
+    )
+
+
 def with_two_gpus(spec):
     engine = spec.engine.engines["main"].model_copy(update={"gpus": (0, 1)})
     return spec.model_copy(update={"engine": spec.engine.model_copy(update={"engines": {"main": engine}})})
@@ -139,7 +186,7 @@ def with_two_gpus(spec):
 
 NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"} | {f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)}
 NOT_HERE |= {f"GPW-PCIE-{number:03}" for number in range(1, 9)}
-NOT_HERE |= OF_SEVERAL_GPUS
+NOT_HERE |= OF_SEVERAL_GPUS | WITH_GPUS
 
 
 def test_the_recorded_host_keeps_every_promise(green):
@@ -252,6 +299,15 @@ DOCTORED = {
     "GPW-CONT-016": [("audit-containers", '"no-new-privileges"', '"no-new-privileges","seccomp:unconfined"')],
     "GPW-CONT-017": [("audit-containers", '"max-size":"64m"', '"max-size":""')],
     "GPW-CONT-018": [("audit-docker-policy", "NUMAPolicy=n/a\nId=docker", "NUMAPolicy=bind\nId=docker")],
+    "GPW-CONT-019": [("containers-gpus", r"(?s)\A.*\Z", gpus(version="1.18.0-1"))],
+    "GPW-CONT-020": [("containers-gpus", r"(?s)\A.*\Z", gpus(want="install"))],
+    "GPW-CONT-021": [("audit-docker-gpus", '"/etc/cdi","/var/run/cdi"', "")],
+    "GPW-CONT-022": [("containers-gpus", r"(?s)\A.*\Z", gpus(cdi="/etc/cdi/nvidia.yaml"))],
+    "GPW-CONT-023": [("containers-gpus", r"(?s)\A.*\Z", gpus(driver="570.10.10"))],
+    "GPW-CONT-024": [("containers-gpus", r"(?s)\A.*\Z", gpus(path="inactive"))],
+    "GPW-CONT-025": [("audit-containers", r'"device_requests":\[', '"device_requests":[{"driver":"","ids":["all"]}')],
+    "GPW-CONT-026": [("audit-gpus-inside", "UUID: GPU-00000000", "UUID: GPU-00000001")],
+    "GPW-CONT-027": [("audit-docker-gpus", "runc", "nvidia")],
     "GPW-PCIE-001": [("pcie", "T 15 identity", "T 15 DMA-FQ")],
     "GPW-PCIE-002": [("pcie", "C 0000:00:02.0 word 0011", "C 0000:00:02.0 word 0015")],
     "GPW-PCIE-003": [("pcie", "I dmar0", "I dmar0\nH qemu-system-x86")],
@@ -346,6 +402,8 @@ DOCTORED = {
 ALSO = {"GPW-ENGN-019": {"GPW-ENGN-018"}} | {f"GPW-FIRE-00{number}": {"GPW-FIRE-003"} for number in (1, 2, 7, 8)}
 # An engine that uses P2P must not, once its verdict is over.
 ALSO |= {"GPW-PCIE-009": {"GPW-ENGN-033"}}
+# The one container of the recorded host is an engine's, and this engine has no GPUs.
+ALSO |= {"GPW-CONT-025": {"GPW-ENGN-031"}}
 
 
 def changed(answers, changes):
@@ -367,7 +425,7 @@ def test_every_control_is_doctored():
 @pytest.mark.parametrize("control", DOCTORED)
 def test_one_thing_wrong_is_one_control_red(control, answers, spec):
     right = changed(answers, MACHINE.get(control, []))
-    spec = with_two_gpus(spec) if control in OF_SEVERAL_GPUS else spec
+    spec = with_two_gpus(spec) if control in OF_SEVERAL_GPUS else with_cards(spec) if control in WITH_GPUS else spec
     before = outcomes(right, spec)
     assert before[control].outcome is Outcome.PASS, before[control].verdict.actual
     after = outcomes(changed(right, DOCTORED[control]), spec)
@@ -390,7 +448,11 @@ def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(sectio
 # Controls that another fact decided before this section was needed.
 _DECIDED_BEFORE = {
     "audit-base-clock": {"GPW-BASE-003"},  # a container
-    "audit-containers": {"GPW-ENGN-030", "GPW-ENGN-033"},  # no controllers; no engine of several GPUs
+    # no controllers; no engine of several GPUs; no GPUs
+    "audit-containers": {"GPW-ENGN-030", "GPW-ENGN-033", "GPW-CONT-025"},
+    "containers-gpus": WITH_GPUS - {"GPW-CONT-021", "GPW-CONT-025", "GPW-CONT-026", "GPW-CONT-027"},
+    "audit-docker-gpus": {"GPW-CONT-021", "GPW-CONT-027"},
+    "audit-gpus-inside": {"GPW-CONT-026"},
     "p2p-verdicts": {"GPW-ENGN-033", "GPW-PCIE-009"},  # no engine of several GPUs
     "audit-p2p-files": {"GPW-PCIE-010"},  # no engine of several GPUs
     # the node file names nodes; a container
