@@ -14,8 +14,8 @@ from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
+from roles.containers import daemon, diagnosis, operations
 from roles.containers import gpus as gpu_half
-from roles.containers import operations
 from roles.containers.facts import APPLIED, CONTAINERS, DOCKER_PACKAGES, TABLE, Docker
 from roles.containers.gpus.facts import GPUS
 from roles.containers.gpus.operations import gpus_kept
@@ -92,6 +92,10 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
             f"{host.print_prefix}daemon.json: {setting.name} was set by gpuwright once and changed on the host since; "
             "it is no longer in the node file and is left as it is"
         )
+
+    if gpus:
+        for told in diagnosis.diagnoses(daemon.parse(docker.live or ""), docker.version):
+            logger.warning(f"{host.print_prefix}{daemon.PATH}: {told}")
 
     sources = repository_files(spec, system) if spec.source == "docker" else ()
     if sources:

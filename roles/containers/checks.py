@@ -12,6 +12,7 @@ from gpuwright.audit.control import Control, Verdict, judged, not_applicable, wi
 from gpuwright.audit.docker import CONTAINERS, Container
 from gpuwright.snapshot import UNITS, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
+from roles.containers import daemon
 from roles.containers.gpus import checks as gpu_half
 
 # --- observations ---------------------------------------------------------------------------------------------------
@@ -291,15 +292,10 @@ def _logs_capped(seen: Snapshot, spec: NodeSpec) -> Verdict:
         if driver in ("none", "journald"):
             continue
         size, files = options.get("max-size", ""), int(options.get("max-file", "1"))
-        if not re.fullmatch(r"\d+[kmg]?", size) or _docker_size(size) * files > allowed:
+        value = daemon.size(size)
+        if not value or value * files > allowed:
             faults.append(f"{c.name}: {driver}, max-size {size or 'none'}, {files} files")
     return without(faults, f"at most {allowed} bytes of log per container", _looked_at(found))
-
-
-def _docker_size(text: str) -> int:
-    # Docker reads "64m" as 64,000,000 (go-units, FromHumanSize).
-    unit = text[-1] if text[-1] in "kmg" else ""
-    return int(int(text.removesuffix(unit)) * 1000 ** " kmg".index(unit or " "))
 
 
 def _no_memory_policy(seen: Snapshot, spec: NodeSpec) -> Verdict:

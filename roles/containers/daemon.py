@@ -256,6 +256,21 @@ def wanted(spec: ContainersSpec, gpus: int = 0, version: Version | None = None) 
     return _overlay(ours, spec.daemon)
 
 
+def size(text: str) -> int | None:
+    """Bytes of a size as Docker reads it: "64m" is 64,000,000 (go-units, FromHumanSize). None for another shape."""
+    match = re.fullmatch(r"(\d+)\s?([kmg]?)b?", text.strip().lower())
+    return int(match[1]) * 1000 ** " kmg".index(match[2] or " ") if match else None
+
+
+def as_written(wanted: _Object, live: _Object) -> _Object:
+    """`wanted`, with a size in the words of the live file where both mean the same: "100m" there is 100000000 here."""
+    there = live["log-opts"].get("max-size") if isinstance(live.get("log-opts"), dict) else None
+    options = wanted.get("log-opts", {})
+    if isinstance(there, str) and isinstance(options, dict) and size(there) == size(str(options.get("max-size", ""))):
+        return {**wanted, "log-opts": {**options, "max-size": there}}
+    return wanted
+
+
 def _overlay(base: _Object, top: _Object) -> _Object:
     result = dict(base)
     for key, v in top.items():

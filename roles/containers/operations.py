@@ -36,13 +36,14 @@ def plan(host: Any, seen: Docker, spec: ContainersSpec, gpus: int) -> daemon.Mer
     except daemon.BrokenDaemonJson as error:
         raise OperationError(f"{host.name}: {error}. Nothing was written.") from None
     try:
-        merge = daemon.merge(last_applied(seen), live, daemon.wanted(spec, gpus, seen.version))
+        wanted = daemon.as_written(daemon.wanted(spec, gpus, seen.version), live)
+        merge = daemon.merge(last_applied(seen), live, wanted)
     except daemon.BrokenDaemonJson as error:
         raise OperationError(f"{host.name}: {error}. Nothing was written.") from None
     faults = [
         f"{host.name}: {daemon.PATH} already says {setting.name} = {daemon.show(setting.live)}, which gpuwright never "
         f"set, and the node file wants {daemon.show(setting.wanted)}; put the host's value into the node file "
-        f"(containers.{_in_node_file(setting)}), or remove it from {daemon.PATH}."
+        f"(containers.{_in_node_file(setting)}{_in_its_words(setting)}), or remove it from {daemon.PATH}."
         for setting in merge.conflicts
     ]
     flags = daemon.keys_of_flags(seen.arguments)
@@ -93,6 +94,14 @@ def _in_node_file(setting: daemon.Setting) -> str:
     }.get(setting.name, f"daemon.{setting.name}")
 
 
+def _in_its_words(setting: daemon.Setting) -> str:
+    """A size as the node file writes it: "100m" is Docker's word for 100,000,000 bytes."""
+    if setting.name != "log-opts.max-size" or not isinstance(setting.live, str):
+        return ""
+    value = daemon.size(setting.live)
+    return f": {value} B" if value else ""
+
+
 def last_applied(seen: Docker) -> dict[str, Any]:
     """What we last applied; nothing where the record is missing or unreadable (a rebuilt host, a foreign file)."""
     try:
@@ -119,7 +128,7 @@ def daemon_json(spec: ContainersSpec, gpus: int = 0) -> Generator[StringCommand,
         # The plan stops the run before anything changes; here the file was changed since, and this host fails alone.
         yield StringCommand("sh", "-c", shlex.quote(f"echo {shlex.quote(f'gpuwright: {error}')} >&2; exit 1"))
         return
-    wanted = daemon.wanted(spec, gpus, seen.version)
+    wanted = daemon.as_written(daemon.wanted(spec, gpus, seen.version), daemon.parse(seen.live or ""))
     mode, user, group = seen.owner
     # Never recorded as owned: others have keys in it, so it outlives the role.
     file = atomic.File(daemon.PATH, merge.text.encode(), mode, user, group, shared=True)
