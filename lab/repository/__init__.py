@@ -20,7 +20,7 @@ from lab import network
 from lab.command import LabError
 from lab.paths import locked, make_private, state, write_json
 from lab.progress import step
-from lab.repository import debian, docker, driver, index, toolkit
+from lab.repository import debian, docker, driver, index, module, toolkit
 from lab.repository.index import Archive, Deb, fingerprint, key_file
 from lab.service import Service
 
@@ -35,6 +35,8 @@ ARCHIVES = {
     "nvidia": Archive(f"compute/cuda/repos/debian13/{_MACHINE}", "NVIDIA", "NVIDIA CUDA"),
     "toolkit": Archive("libnvidia-container/stable/deb", "NVIDIA CORPORATION", "NVIDIA Container Toolkit"),
     "docker": Archive("linux/debian", "Docker", "Docker CE", docker.RELEASE, "stable"),
+    # Not the vendor's: its own archive, so that Debian's dkms builds what is in it and not the vendor's stand-in of dkms.
+    "module": Archive("gpuwright-lab/module", "gpuwright lab", "gpuwright lab modules"),
     "security": Archive("debian-security", "Debian", "Debian-Security", "trixie-security"),
 }
 
@@ -42,7 +44,12 @@ ARCHIVES = {
 def known() -> list[str]:
     """Every release that can be published."""
     drivers = [version for _, versions in driver.BRANCHES.values() for version in versions]
-    versions = {"driver": drivers, "toolkit": toolkit.VERSIONS, "docker": docker.VERSIONS}
+    versions = {
+        "driver": drivers,
+        "module": module.VERSIONS,
+        "toolkit": toolkit.VERSIONS,
+        "docker": docker.VERSIONS,
+    }
     return [
         *(f"{kind}-{version}" for kind, found in versions.items() for version in found),
         *("kernel-running", "kernel-newer", "harmless-1.0-1", "harmless-1.0-1+deb13u1"),
@@ -59,8 +66,8 @@ def published() -> list[str]:
 
 
 def publish(*releases: str) -> None:
-    """Offer these as well, and serve the repository. A driver can be offered broken: ``driver-595.71.05/build`` does not compile,
-    ``driver-595.71.05/probe`` finds no card. Raises LabError for a release it does not know."""
+    """Offer these as well, and serve the repository. A driver, and a module alone, can be offered broken: ``driver-595.71.05/build``
+    does not compile, ``driver-595.71.05/probe`` finds no card. Raises LabError for a release it does not know."""
     _offer(lambda offered: [*(name for name in offered if name.partition("/")[0] not in _bare(releases)), *releases])
 
 
@@ -90,10 +97,12 @@ def _offer(change: Callable[[list[str]], list[str]]) -> None:
         wanted = sorted(set(change(published())))
         for name in wanted:
             bare, _, fault = name.partition("/")
-            if bare not in known() or (fault and (fault not in driver.FAULTS or not bare.startswith("driver-"))):
+            if bare not in known() or (
+                fault and (fault not in driver.FAULTS or not bare.startswith(("driver-", "module-")))
+            ):
                 raise LabError(
                     f"the lab's repository has no release {name!r}; it has: {', '.join(known())}; "
-                    f"drivers also with {' or '.join(f'/{fault}' for fault in driver.FAULTS)}"
+                    f"drivers and modules also with {' or '.join(f'/{fault}' for fault in driver.FAULTS)}"
                 )
         with step(f"Publishing {', '.join(wanted) or 'nothing'}"):
             held: dict[str, list[Deb]] = {name: [] for name in ARCHIVES}
@@ -115,6 +124,8 @@ def _made(release: str) -> tuple[str, Sequence[Deb]]:
     match kind:
         case "driver":
             return "nvidia", driver.packages(version, fault)
+        case "module":
+            return "module", [module.package(version, fault)]
         case "toolkit":
             return "toolkit", toolkit.packages(version)
         case "docker":

@@ -10,7 +10,7 @@ import pytest
 
 from lab import gpus
 from lab.command import LabError
-from lab.repository import ARCHIVES, driver, known, toolkit
+from lab.repository import ARCHIVES, driver, known, module, toolkit
 from lab.repository.docker import Repacked
 from lab.repository.package import Package
 
@@ -73,6 +73,17 @@ def test_the_refresh_units_came_with_1_18_and_try_again_since_1_18_2():
     assert service("1.17.8") is None
     assert b"Restart=" not in (service("1.18.0") or b"")
     assert b"Restart=on-failure" in (service("1.18.2") or b"")
+
+
+@pytest.mark.parametrize("fault", ["", *module.FAULTS])
+def test_the_module_that_is_really_built_says_that_it_is_a_stand_in_and_how_it_fails(fault):
+    made = module.package("580.95.05", fault)
+    source = made.files["usr/src/nvidia-580.95.05/nvidia.c"].content.decode()
+    assert "STAND-IN" in made.control() and "STAND-IN" in source and "@" not in source.replace("@param", "")
+    assert 'MODULE_VERSION("580.95.05");' in source
+    flags = made.files["usr/src/nvidia-580.95.05/Makefile"].content.decode()
+    assert f"-DGPUWRIGHT_LAB_FAULT_{fault.upper()}" in flags if fault else flags == "obj-m := nvidia.o\n"
+    assert not fault or f"#ifdef GPUWRIGHT_LAB_FAULT_{fault.upper()}\n" in source
 
 
 @pytest.mark.skipif(shutil.which("modinfo") is None, reason="kmod is not installed")
