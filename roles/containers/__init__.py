@@ -15,10 +15,10 @@ from gpuwright.ownership import Owned, retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
 from roles.containers import daemon, diagnosis, operations
-from roles.containers import gpus as gpu_half
 from roles.containers.facts import APPLIED, CONTAINERS, DOCKER_PACKAGES, TABLE, Docker
 from roles.containers.gpus.facts import GPUS
 from roles.containers.gpus.operations import gpus_kept
+from roles.containers.gpus.toolkit import devices, toolkit
 from roles.containers.operations import ROLE
 from roles.containers.spec import ContainersSpec, Registry
 
@@ -103,7 +103,7 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
     chosen = packages(spec, system)
     installed(name=f"Install Docker ({spec.source})", packages=chosen)
     operations.held(name="Hold Docker and containerd at their version", packages=chosen)
-    owned = gpu_half.toolkit(spec.toolkit, system) if gpus else []
+    owned = toolkit(spec.toolkit, system) if gpus else []
 
     wanted = [*SERVICE_FILES, *authorities(spec.registries)]
     files(name="Write Docker's drop-in and registry certificates", role=ROLE, files=wanted)
@@ -112,7 +112,7 @@ def containers(spec: ContainersSpec, gpus: int = 0, firewall: bool = False) -> N
     operations.daemon_json(name="Merge /etc/docker/daemon.json", spec=spec, gpus=gpus)
     operations.docker_running(name="Run docker.service with its daemon.json")
     if gpus:
-        gpu_half.devices(spec.toolkit)
+        devices(spec.toolkit)
 
     guard = [*(file.owned for file in GUARD_FILES), Owned("table", TABLE)]
     retire(

@@ -31,7 +31,7 @@ def toolkit(version: str = TOOLKIT) -> dict[str, Any]:
         "version": version,
         "repository": f"http://{repository.NAME}/{repository.ARCHIVES['toolkit'].path}",
         "repository_key": str(repository.key_file()),
-        "fingerprint": repository.fingerprint(),
+        "repository_fingerprint": repository.fingerprint(),
     }
 
 

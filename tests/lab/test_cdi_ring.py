@@ -253,7 +253,7 @@ def test_a_hold_that_somebody_took_off_is_named_and_put_back(node):
 
 
 def test_another_key_is_refused_before_anything_changes(node):
-    node.containers = {"toolkit": {**cdi_trial.toolkit(), "fingerprint": "0" * 40}}
+    node.containers = {"toolkit": {**cdi_trial.toolkit(), "repository_fingerprint": "0" * 40}}
     run = node.run("-y")
     assert run.status == 1
     assert "containers.toolkit.repository_key" in run.said and f"the node file names {'0' * 40}" in run.said

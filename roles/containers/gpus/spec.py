@@ -55,7 +55,7 @@ class ToolkitSpec(Strict):
     repository_key: ControllerPath | None = Field(
         default=None, description="path on the controller of the repository key (ASCII armour)"
     )
-    fingerprint: Annotated[str, AfterValidator(_fingerprint)] | None = Field(
+    repository_fingerprint: Annotated[str, AfterValidator(_fingerprint)] | None = Field(
         default=None, description="of that key; a file with another key is refused"
     )
 

@@ -7,8 +7,9 @@ import subprocess
 import pytest
 from pydantic import ValidationError
 
-from roles.containers.gpus import cdi, facts, seen_inside, toolkit_files
+from roles.containers.gpus import cdi, facts, seen_inside
 from roles.containers.gpus.spec import ToolkitSpec
+from roles.containers.gpus.toolkit import toolkit_files
 
 UUIDS = [f"GPU-0000000{number}-0000-0000-0000-000000000000" for number in range(3)]
 MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)\nGCC version:\n"
@@ -172,7 +173,7 @@ def test_a_line_of_another_shape_is_no_answer():
         ({"version": "1.18.2"}, "source vendor never touches the toolkit"),
         ({"source": "local", "version": "1.17.8"}, "does not renew the CDI specification"),
         ({"source": "local", "version": "1.18.2-1"}, "three numbers"),
-        ({"source": "nvidia", "version": "1.18.2", "repository_key": "k", "fingerprint": "ABCD"}, "40 hexadecimal digits"),
+        ({"source": "nvidia", "version": "1.18.2", "repository_key": "k", "repository_fingerprint": "ABCD"}, "40 hexadecimal digits"),
         ({"source": "nvidia", "version": "1.18.2", "repository_key": "k", "repository": "nvidia.github.io"}, "starts with https://"),
     ],
 )  # fmt: skip
