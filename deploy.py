@@ -18,6 +18,7 @@ from roles.gateway import gateway
 from roles.kernel import kernel, kernel_verified
 from roles.memory import memory_verified
 from roles.models import models_start, models_verified
+from roles.nvidia import nvidia, nvidia_verified
 from roles.pcie import pcie, pcie_verified
 
 host = ctx_host.get()
@@ -40,6 +41,8 @@ if spec.models:  # weights are on their way while the rest is installed
 peers = peer_groups(spec)
 if spec.pcie:
     pcie(spec.pcie, hardware=spec.hardware, peers=peers)
+if spec.nvidia:
+    nvidia(spec.nvidia, hardware=spec.hardware)
 if spec.kernel:
     kernel(spec.kernel, wishes=barrier.wanted)
     kernel_verified(spec.kernel, wishes=barrier.wanted)
@@ -47,6 +50,8 @@ if spec.pcie:
     pcie_verified(spec.pcie, hardware=spec.hardware)
 if spec.memory:
     memory_verified(spec.memory, hardware=spec.hardware)
+if spec.nvidia:
+    nvidia_verified(spec.nvidia, hardware=spec.hardware, reboots=barrier.reboots)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
 # A firewall goes only now that `containers` keeps neighbours away itself.

@@ -13,6 +13,7 @@ _COMMANDS = {
     "trust": "gpuwright.spec.cli:trust_",
     "key": "roles.gateway.cli:key",
     "deploy": "gpuwright.deploy:deploy",
+    "driver": "roles.nvidia.cli:driver",
     "lab": "lab.cli:lab",
 }
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuwright.boot import Barrier, Wishes, together
+from gpuwright.snapshot import NUMA, Section
 from roles.kernel import wishes as kernel
 from roles.memory import wishes as memory
+from roles.memory.facts import COHERENCE
+from roles.nvidia import wishes as nvidia
+from roles.nvidia.facts import NVIDIA
 from roles.pcie import wishes as pcie
 
 if TYPE_CHECKING:
     from gpuwright.spec.node import NodeSpec
+
+# Where wishes look for themselves whether a reboot is pending; what an audit of it has to name.
+OBSERVED: tuple[Section[Any], ...] = (COHERENCE, NUMA, NVIDIA)
 
 
 def of_roles(spec: NodeSpec) -> list[Wishes]:
@@ -22,6 +29,8 @@ def of_roles(spec: NodeSpec) -> list[Wishes]:
         parts.append(pcie.wishes(spec.pcie, spec.hardware))
     if spec.memory is not None:
         parts.append(memory.wishes(spec.memory, spec.hardware))
+    if spec.nvidia is not None:
+        parts.append(nvidia.wishes(spec.nvidia))
     return parts
 
 

@@ -9,7 +9,19 @@ from gpuwright.audit.control import Control
 from gpuwright.snapshot import Section
 from gpuwright.spec.node import NodeSpec
 
-ROLES = ("base", "access", "firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
+ROLES = (
+    "base",
+    "access",
+    "firewall",
+    "kernel",
+    "pcie",
+    "memory",
+    "nvidia",
+    "containers",
+    "models",
+    "engine",
+    "gateway",
+)
 
 MOVED = {"GPW-ACCS-019": "GPW-BASE-015", "GPW-ACCS-020": "GPW-BASE-016"}
 """Ids of former reports to what the promise is called now; such an id is never given again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from gpuwright.snapshot import Snapshot
 
@@ -121,7 +121,34 @@ class BlockedModule:
         return f"block of module {self.module}"
 
 
-Wish = Word | Sysctl | ModuleOption | BlockedModule
+@dataclass(frozen=True)
+class Change:
+    """What is exchanged between the drain and the one reboot, because nothing runs well beside half of it: a driver.
+
+    `script` runs on the node. ``check KERNEL`` (the one that boots next, "" unknown) says whether a reboot is safe; ``apply``
+    exchanges what it has to, and undoes it and starts the engines again where that fails; after the reboot the node itself
+    verifies or goes back, and ``outcome`` says "pending", "good", or "failed" and a sentence.
+    """
+
+    role: str
+    reason: str
+    what: str
+    pending: Callable[[Snapshot], tuple[str, ...]] = field(compare=False)
+    """Why it waits for a reboot; empty where it does not. Raises CouldNotLook."""
+    script: str
+
+    @property
+    def value(self) -> None:
+        """Two roles cannot disagree about it."""
+        return None
+
+    @property
+    def subject(self) -> str:
+        """What is asked for."""
+        return f"change of {self.what}"
+
+
+Wish = Word | Sysctl | ModuleOption | BlockedModule | Change
 
 
 @dataclass(frozen=True)
@@ -132,11 +159,12 @@ class Wishes:
     sysctls: tuple[Sysctl, ...] = ()
     options: tuple[ModuleOption, ...] = ()
     blocked: tuple[BlockedModule, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     def all(self) -> Iterator[Wish]:
         """Every single wish."""
-        for field in fields(self):
-            yield from getattr(self, field.name)
+        for part in fields(self):
+            yield from getattr(self, part.name)
 
 
 def together(parts: Iterable[Wishes]) -> Wishes:
@@ -151,6 +179,7 @@ def together(parts: Iterable[Wishes]) -> Wishes:
         tuple(wish for wish in found if isinstance(wish, Sysctl)),
         tuple(wish for wish in found if isinstance(wish, ModuleOption)),
         tuple(wish for wish in found if isinstance(wish, BlockedModule)),
+        tuple(wish for wish in found if isinstance(wish, Change)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwright.boot.asked import REPEATABLE, Wishes, Word
 from gpuwright.boot.words import Given, grub_words, holds, parse_line, same_key
@@ -72,20 +72,20 @@ class Boot:
 
 _SCRIPT = rf"""
 put() {{ printf '%s ' "$1"; base64 -w0; echo; }}
-if systemd-detect-virt --container --quiet; then echo container; exit 0; fi
-put line </proc/cmdline
 put id </proc/sys/kernel/random/boot_id
 uname -r | put kernel
+ls /run/gpuwright/ready 2>/dev/null | put serving
+[ ! -e {STATE}/reboot ] || put attempt <{STATE}/reboot
+if systemd-detect-virt --container --quiet; then echo container; exit 0; fi
+put line </proc/cmdline
 awk '{{print $1, $3}}' /proc/modules | put modules
 awk '!/^#/ {{print $3}}' /proc/mounts /etc/fstab 2>/dev/null | sort -u | put filesystems
 for image in /boot/vmlinuz-*; do [ ! -e "$image" ] || echo "${{image#/boot/vmlinuz-}}"; done | put kernels
 for image in /boot/initrd.img-*; do
   [ ! -d "/lib/modules/${{image#/boot/initrd.img-}}" ] || stat -L -c '%n %s.%Y.%i' "$image"
 done | put initrds
-ls /run/gpuwright/ready 2>/dev/null | put serving
 [ ! -e {STATE}/initramfs ] || put initramfs <{STATE}/initramfs
 [ ! -e {WORDS} ] || put recorded <{WORDS}
-[ ! -e {STATE}/reboot ] || put attempt <{STATE}/reboot
 [ ! -e /run/reboot-required ] || sort -u /run/reboot-required.pkgs 2>/dev/null | put packages
 
 # The kernel's first words; the ring buffer forgets them in time.
@@ -147,16 +147,22 @@ def _parse(text: str) -> Boot:
     for line in text.splitlines():
         name, _, encoded = line.partition(" ")
         said[name] = base64.b64decode(encoded, validate=True).decode(errors="replace")
-    if "container" in said:
-        return Boot(container=True)
+    booted = Boot(
+        container="container" in said,
+        boot_id=said.get("id", "").strip(),
+        kernel=said.get("kernel", "").strip(),
+        attempt=tuple(said.get("attempt", "").splitlines()),
+        serving=tuple(said.get("serving", "").split()),
+    )
+    if booted.container:
+        return booted
     loader = said["loader"].strip()
     menu = said.get("menu", "")
     entries = _grub_entries(menu) if loader == "grub" else _loader_entries(menu)
     known = dict(line.split(" ", 1) for line in said.get("initramfs", "").splitlines())
     nvidia = re.findall(r"^(\w+): (.*)$", said.get("nvidia", ""), re.MULTILINE)
-    return Boot(
-        boot_id=said["id"].strip(),
-        kernel=said["kernel"].strip(),
+    return replace(
+        booted,
         line=parse_line(said["line"]),
         loader=loader,
         entries=entries,
@@ -164,7 +170,6 @@ def _parse(text: str) -> Boot:
         site=_site(loader, said.get("site")),
         later=tuple(said.get("later", "").splitlines()),
         recorded=tuple(said.get("recorded", "").splitlines()),
-        attempt=tuple(said.get("attempt", "").splitlines()),
         unknown=_unknown(said["said"]),
         modules=tuple((name, int(users)) for name, users in (line.split() for line in said["modules"].splitlines())),
         options=(
@@ -179,7 +184,6 @@ def _parse(text: str) -> Boot:
             for path, identity in (line.rsplit(" ", 1) for line in said["initrds"].splitlines())
         ),
         packages=tuple(said.get("packages", "").split()),
-        serving=tuple(said["serving"].split()),
     )
 
 
@@ -255,14 +259,20 @@ BOOT = register(Section("boot", _SCRIPT, _parse))
 
 
 def pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
-    """Why this node needs a reboot to be what its node file says; empty when it needs none, and in a container.
+    """Why this node needs a reboot to be what its node file says; empty when it needs none.
 
-    Raises CouldNotLook.
+    A container has its machine's kernel: there only changes count. Raises CouldNotLook.
     """
     boot = seen.read(BOOT)
+    changes = changes_pending(seen, wanted)
     if boot.container:
-        return ()
-    return (*words_pending(boot, wanted), *drivers_pending(boot, wanted), *options_pending(seen, wanted))
+        return changes
+    return (*words_pending(boot, wanted), *drivers_pending(boot, wanted), *options_pending(seen, wanted), *changes)
+
+
+def changes_pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
+    """What waits to be exchanged between a drain and a reboot. Raises CouldNotLook."""
+    return tuple(reason for change in wanted.changes for reason in change.pending(seen))
 
 
 def words_pending(boot: Boot, wanted: Wishes) -> tuple[str, ...]:

@@ -76,6 +76,13 @@ def _controller_path(value: str, info: ValidationInfo) -> str:
     return str(Path(directory, Path(value).expanduser())) if directory is not None else value
 
 
+def repository_url(value: str) -> str:
+    """The address of a package repository, without a slash at its end. Raises ValueError."""
+    if not re.fullmatch(r"(https?|file)://\S+", value):
+        raise ValueError("a package repository is an address that starts with https://, http:// or file:///")
+    return value.rstrip("/")
+
+
 def _absolute(value: str) -> str:
     if not value.startswith("/") or "//" in value or re.search(r"[\s\"'\\$%]|/\.\.?(/|$)", value):
         raise ValueError("a path on the node is absolute and has no spaces, quotes, '$', '%', '.' or '..' in it")

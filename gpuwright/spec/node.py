@@ -16,6 +16,7 @@ from roles.gateway.spec import GatewaySpec
 from roles.kernel.spec import KernelSpec
 from roles.memory.spec import MemorySpec
 from roles.models.spec import ModelsSpec
+from roles.nvidia.spec import NvidiaSpec
 from roles.pcie.spec import PcieSpec
 
 PciWord = Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]
@@ -88,6 +89,7 @@ class NodeSpec(Strict):
     kernel: KernelSpec | None = None
     pcie: PcieSpec | None = None
     memory: MemorySpec | None = None
+    nvidia: NvidiaSpec | None = None
     containers: ContainersSpec | None = None
     models: ModelsSpec | None = None
     engine: EngineSpec | None = None
@@ -96,5 +98,16 @@ class NodeSpec(Strict):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles this node has, in order."""
-        optional = ("access", "firewall", "kernel", "pcie", "memory", "containers", "models", "engine", "gateway")
+        optional = (
+            "access",
+            "firewall",
+            "kernel",
+            "pcie",
+            "memory",
+            "nvidia",
+            "containers",
+            "models",
+            "engine",
+            "gateway",
+        )
         return ("base", *(role for role in optional if getattr(self, role) is not None))

@@ -25,7 +25,7 @@ def kernel(spec: KernelSpec, wishes: boot.Wishes) -> None:
     seen = snapshot.read(host).read(boot.BOOT)
     if seen.container:
         logger.info(f"{host.print_prefix}kernel: not applicable, the host is a container and has its machine's kernel")
-        ownership.retire(ROLE, keep=())
+        in_a_container(spec, wishes, bool(seen.serving))
         return
     say(seen, wishes)
 
@@ -41,6 +41,18 @@ def kernel(spec: KernelSpec, wishes: boot.Wishes) -> None:
     operations.command_line(name=f"Put on the kernel's command line: {texts}", wanted=wishes)
     if spec.reboot == "when-needed":
         reboot(spec, wishes, bool(seen.serving))
+
+
+def in_a_container(spec: KernelSpec, wishes: boot.Wishes, serving: bool) -> None:
+    """What is exchanged between drain and reboot is exchanged there, too: a container reboots as a machine does."""
+    scripts = [file for file in files.scripts() if file.path.endswith("/node-drain")] if wishes.changes else []
+    state = [Owned("directory", boot.STATE)] if wishes.changes else []
+    ownership.retire(ROLE, keep=[*state, *(file.owned for file in scripts)])
+    if not wishes.changes:
+        return
+    atomic.files(name="Write the script that drains the node", role=ROLE, files=scripts, claims=state)
+    if spec.reboot == "when-needed":
+        reboot(spec, boot.Wishes(changes=wishes.changes), serving)
 
 
 def reboot(spec: KernelSpec, wishes: boot.Wishes, serving: bool) -> None:

@@ -323,6 +323,38 @@ def _wait_for_boot(state: Any, host: Any, before: str, timeout: int) -> bool:
         time.sleep(2)
 
 
+def _settle(state: Any, host: Any, change: boot.Change, timeout: int) -> bool:
+    """Wait until the node has verified what was exchanged, or gone back with a second reboot; say which."""
+    began = time.monotonic()
+    said = 0.0
+    while True:
+        word, sentence = "pending", "no answer"
+        try:
+            status, output = host.run_shell_command(f"{change.script} outcome", print_output=False, _timeout=30)
+            if status:
+                word, _, sentence = output.stdout.strip().partition(" ")
+        except Exception:  # whatever a dying connection raises
+            status = False
+        if word == "good":
+            logger.info(f"{host.print_prefix}{sentence}")
+            return True
+        waited = time.monotonic() - began
+        if word == "failed" or waited > timeout:
+            sentence = (
+                sentence if word == "failed" else f"{change.what} was not verified within {timeout} s: {sentence}"
+            )
+            _failed.append(f"the change of {change.what} failed on {host.name}")
+            return _say_no(state, host, sentence)
+        if waited - said >= 15:
+            said = waited
+            logger.info(f"{host.print_prefix}{change.what}: verifying for {waited:.0f} s: {sentence}")
+        if not status:
+            clear_askpass_cache(host)
+            host.disconnect()
+            host.connect(show_errors=False)
+        time.sleep(2)
+
+
 def _judge(state: Any, host: Any, wanted: Wishes) -> bool:
     """After the reboot: the machine became what was asked, or the run ends here."""
     snapshot.forget(host)
@@ -366,12 +398,21 @@ def reboot(wanted: Wishes, timeout: int) -> Generator[PyinfraCommand, None, None
         )
         return
     yield FunctionCommand(_refuse_after_failure, (), {})
+    changing = [change for change in wanted.changes if change.pending(seen)]
     snapshot.forget(host)
+    # A kernel without its drivers is no reason to stop what serves.
+    for change in wanted.changes:
+        if change not in changing:
+            yield StringCommand(change.script, "check", shlex.quote(now.default))
     yield StringCommand("sh", "-c", shlex.quote(_RECORD), _stdin="".join(f"{reason}\n" for reason in reasons))
     yield Watched(f"{SCRIPTS}/node-drain", shlex.quote(now.default))
+    for change in changing:
+        yield Watched(change.script, "apply", shlex.quote(now.default))
     # Detached, so that the answer does not wait for the machine to go.
     yield StringCommand("( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &")
     yield FunctionCommand(_wait_for_boot, (now.boot_id, timeout), {})
+    for change in changing:
+        yield FunctionCommand(_settle, (change, timeout), {})
     yield FunctionCommand(_judge, (wanted,), {})
     yield StringCommand(f"rm -f {boot.STATE}/reboot")
 

@@ -45,6 +45,20 @@ DIAGNOSES = (
         "Olares#3963",
     ),
     Diagnosis(
+        "off-the-bus",
+        r"GPU at PCI:(?P<one>[0-9a-f:.]+)?.*(has )?fallen off the bus|Xid \(PCI:(?P<other>[0-9a-f:.]+)\): 79\b",
+        "card {one}{other} fell off the bus; nothing reaches it any more",
+        "drain the node and power cycle it; where it comes again, look at power, riser and slot",
+        "NVIDIA's Xid catalogue, 79",
+    ),
+    Diagnosis(
+        "unknown-words",
+        r'Unknown kernel command line parameters "(?P<one>[^"]+)"(?P<other>)',
+        "the kernel does not know {one}: it has no effect",
+        "take it out of the boot loader's settings, or write it as the kernel has it",
+        "gpu-node.md 2.1",
+    ),
+    Diagnosis(
         "no-device",
         r"NVRM: No NVIDIA devices? probed",
         "the module found no card it could take",
@@ -144,6 +158,13 @@ class Move:
     @property
     def unattended(self) -> bool:
         return "unattended-upgrade" in self.by
+
+
+MOVED = (
+    "hold the driver's packages (apt-mark hold) and block them for unattended upgrades, then bring all of them to one release "
+    "with the node drained, and reboot it"
+)
+"""What to do when a package of the driver moved alone (homelab#4110)."""
 
 
 def moves(history: str, pattern: str = r"nvidia|cuda|libnv") -> list[Move]:

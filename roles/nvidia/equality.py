@@ -21,6 +21,7 @@ Kind = Literal[
     "module-missing",  # a kernel has no module
     "fabric-manager",  # of another release than the driver
     "fabric-manager-unwanted",  # there, without a switch to manage
+    "signature",  # Secure Boot will not load the module
     "specification-stale",  # CDI hands in another release, or cards that are not there
     "specification-twice",  # two files for the same devices
 ]
@@ -39,20 +40,34 @@ class Finding:
 
 def release(seen: Nvidia) -> str:
     """The driver release that is installed: what most of its packages say, "" where there are none."""
-    counted = Counter(package.driver for package in _driver_packages(seen))
+    counted = Counter(package.driver for package in driver_packages(seen))
     return counted.most_common(1)[0][0] if counted else ""
 
 
 def findings(seen: Nvidia) -> list[Finding]:
     """Everything that does not fit together, the causes before their consequences."""
-    return [*_packages(seen), *_modules(seen), *_library(seen), *_fabric_manager(seen), *_specifications(seen)]
+    return [
+        *_packages(seen),
+        *_modules(seen),
+        *_signatures(seen),
+        *_library(seen),
+        *_fabric_manager(seen),
+        *_specifications(seen),
+    ]
 
 
-def _driver_packages(seen: Nvidia) -> list[Package]:
-    # What manages switches is judged on its own: it is wanted on few machines. Pinning packages have the version of the
-    # branch's newest driver, whichever is installed. cuda-compat is another driver's user space, laid by for containers and
-    # programs that ask for it (seen on an H200 node: cuda-compat-13-0 580.95.05 beside driver 580.159.04).
-    apart = ("fabricmanager", "fabric-manager", "nscq", "pinning", "imex", "cuda-compat")
+def driver_packages(seen: Nvidia) -> list[Package]:
+    """The packages that make up the driver proper. What manages switches is judged on its own: it is wanted on few machines."""
+    apart = ("fabricmanager", "fabric-manager", "nscq", "imex")
+    return [package for package in every_driver_package(seen) if not any(word in package.name for word in apart)]
+
+
+def every_driver_package(seen: Nvidia) -> list[Package]:
+    """The same with what manages switches."""
+    # Pinning packages have the version of the branch's newest driver, whichever is installed. cuda-compat is another driver's
+    # user space, laid by for containers and programs that ask for it (seen on an H200 node: cuda-compat-13-0 580.95.05 beside
+    # driver 580.159.04).
+    apart = ("pinning", "cuda-compat")
     return [
         package
         for package in seen.packages.values()
@@ -62,7 +77,7 @@ def _driver_packages(seen: Nvidia) -> list[Package]:
 
 def _packages(seen: Nvidia) -> Iterator[Finding]:
     expected = release(seen)
-    for package in _driver_packages(seen):
+    for package in driver_packages(seen):
         if package.status != "installed":
             yield Finding(
                 "half-installed",
@@ -102,6 +117,25 @@ def _modules(seen: Nvidia) -> Iterator[Finding]:
             f"module {seen.module.version} is loaded and {installed} is installed",
             "the same release",
             "drain the node and reboot it",
+        )
+
+
+def _signatures(seen: Nvidia) -> Iterator[Finding]:
+    """Building and signing is not enrolment: the kernel's own rings are asked (gpu-node.md 4.1, report 20)."""
+    for kernel in seen.kernels if seen.secure_boot else ():
+        if kernel.module and not kernel.signer:
+            found = "it is not signed"
+        elif kernel.module and seen.trusted is not None and kernel.signer not in seen.trusted:
+            found = f"the kernel does not trust the key of its signer, {kernel.signer}"
+        else:
+            continue
+        yield Finding(
+            "signature",
+            kernel.release,
+            f"Secure Boot is on, and module {kernel.module} of kernel {kernel.release} will not load: {found}",
+            "a module signed with a key that the kernel trusts",
+            "enrol the key at the console (mokutil --import, then a reboot), or take the distribution's signed modules "
+            "(nvidia.source: distribution)",
         )
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuwright.snapshot import Section
+from gpuwright.snapshot import Section, register
 
 CARD_FIELDS = (
     "index",
@@ -31,6 +31,9 @@ CARD_FIELDS = (
     "ecc.mode.current",
 )
 UNITS = ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-cdi-refresh", "nvidia-cdi-refresh.path")
+STATE = "/var/lib/gpuwright/nvidia"
+CARDS = f"{STATE}/cards"
+"""The cards of the node as they were last complete, one "index uuid bus" a line: a card that is gone is told by it."""
 CDI_KIND = "nvidia.com/gpu"
 
 # One line per observation, "name base64", so that any content survives. nvidia-smi stalls at times, on one host in one of
@@ -61,14 +64,23 @@ if command -v dpkg-query >/dev/null; then
 fi
 for kernel in lib/modules/*/; do
   name=${{kernel%/}} name=${{name##*/}}
-  [ -d "$kernel" ] || continue
+  # A folder that a removed kernel left behind holds built modules and nothing else.
+  [ -e "${{kernel}}modules.order" ] || [ -d "${{kernel}}kernel" ] || continue
   headers=no
-  [ ! -e "${{kernel}}build" ] || headers=yes
+  if [ -e "${{kernel}}build" ]; then
+    headers=yes
+  elif apt-cache show --no-all-versions "linux-headers-$(printf %s "$name" | tr 'A-Z_' 'a-z-')" >/dev/null 2>&1; then
+    headers=offered
+  fi
   version=$(modinfo -k "$name" -F version nvidia 2>/dev/null | head -n 1) signer=$(modinfo -k "$name" -F signer nvidia 2>/dev/null | head -n 1)
   printf '%s\t%s\t%s\t%s\n' "$name" "$headers" "$version" "$signer"
 done | put kernels
 uname -r | put running
 ! command -v mokutil >/dev/null || mokutil --sb-state 2>&1 | put secure-boot
+# Enrolled is not yet trusted: what counts is the kernel's own rings (deepin kernel#2144, pop-os linux#447).
+if command -v keyctl >/dev/null; then
+  for ring in .builtin_trusted_keys .secondary_trusted_keys .machine; do keyctl list "%:$ring" 2>/dev/null; done | put keys
+fi
 for file in etc/cdi/*.yaml etc/cdi/*.yml etc/cdi/*.json run/cdi/*.yaml run/cdi/*.yml run/cdi/*.json; do
   [ ! -f "$file" ] || {{ printf '/%s\n' "$file"; head -c 1000000 "$file"; }} | put cdi
 done
@@ -77,7 +89,13 @@ if [ -d run/systemd/system ]; then
     --property=Id,LoadState,UnitFileState,ActiveState,Result 2>/dev/null | put units
 fi
 ! command -v nv-fabricmanager >/dev/null || nv-fabricmanager --version 2>&1 | put fabric.version
+# Only NVIDIA's .run file brings it (packages leave it out).
+! command -v nvidia-uninstall >/dev/null || command -v nvidia-uninstall | put runfile
 ! command -v nvidia-ctk >/dev/null || nvidia-ctk --version 2>&1 | put toolkit.version
+[ ! -e .{CARDS} ] || put cards.known <.{CARDS}
+for file in change/from change/to rejected downloaded; do
+  [ ! -e .{STATE}/$file ] || put "state.${{file##*/}}" <.{STATE}/$file
+done
 exit 0
 """
 
@@ -155,6 +173,7 @@ class Kernel:
     headers: bool
     module: str  # version of nvidia.ko, "" for none
     signer: str
+    offered: bool = False  # its headers are not installed, and apt has them
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,16 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What a change of the driver left on the node: see the script driver-change."""
+
+    before: str = ""  # the release that a change under way began with, "" for none under way
+    wanted: str = ""  # and the one it leads to
+    rejected: tuple[str, ...] = ()  # releases that did not verify here, each with its reason: "595.58.03 2026-… why"
+    downloaded: str = ""  # the release whose packages lie ready
+
+
+@dataclass(frozen=True)
 class Nvidia:
     """The whole of it on one node."""
 
@@ -199,6 +228,10 @@ class Nvidia:
     units: dict[str, Unit] | None  # None: no systemd runs here
     fabric_manager: str  # version of the program, "" if it is not installed
     toolkit: str  # version of nvidia-ctk, "" if it is not installed
+    known: tuple[tuple[int, str, str], ...] = ()  # index, UUID and bus of the cards when they were last complete
+    exchange: Exchange = Exchange()
+    runfile: str = ""  # the program that takes such a driver away, "" where it came in packages
+    trusted: str | None = None  # the keys that the kernel takes modules of, as keyctl lists them; None: cannot tell
 
 
 def parse(text: str) -> Nvidia:
@@ -234,10 +267,19 @@ def parse(text: str) -> Nvidia:
         kernels=tuple(_kernel(line) for line in one("kernels").splitlines() if line),
         running_kernel=one("running").strip(),
         secure_boot={"enabled": True, "disabled": False}.get(_found(r"SecureBoot (\w+)", one("secure-boot"))),
+        runfile=one("runfile").strip(),
+        trusted=one("keys") if "keys" in said else None,
         specifications=tuple(found for found in specifications if found is not None),
         units=_units(one("units")) if "units" in said else None,
         fabric_manager=_found(r"(\d{3,}\.[\d.]*\d)", one("fabric.version")),
         toolkit=_found(r"version v?(\d+\.\d+\.\d+)", one("toolkit.version")),
+        known=tuple((int(index), uuid, bus) for index, uuid, bus in _rows(one("cards.known"), 3)),
+        exchange=Exchange(
+            before=one("state.from").strip(),
+            wanted=one("state.to").strip(),
+            rejected=tuple(one("state.rejected").splitlines()),
+            downloaded=one("state.downloaded").strip(),
+        ),
     )
 
 
@@ -309,7 +351,7 @@ def _card(line: str) -> Card:
 
 def _kernel(line: str) -> Kernel:
     release, headers, version, signer = line.split("\t")
-    return Kernel(release, headers == "yes", version, signer)
+    return Kernel(release, headers == "yes", version, signer, headers == "offered")
 
 
 def _specification(text: str) -> Specification | None:
@@ -339,5 +381,4 @@ def _units(text: str) -> dict[str, Unit]:
     return found
 
 
-# Registered by the role when nodes can name it; until then the snapshot of a node does not ask for it.
-NVIDIA = Section("nvidia", _SCRIPT, parse)
+NVIDIA = register(Section("nvidia", _SCRIPT, parse))

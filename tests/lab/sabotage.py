@@ -482,6 +482,7 @@ NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-ENGN-033": _OF_SEVERAL_GPUS,
     "GPW-PCIE-009": _OF_SEVERAL_GPUS,
     "GPW-PCIE-010": _OF_SEVERAL_GPUS,
+    "GPW-NVID-012": "a lab host has no firmware, and so no Secure Boot; doctored in tests/unit/nvidia/test_nvidia_checks.py",
     "GPW-MEMO-001": _OF_A_MACHINE,
     "GPW-MEMO-002": _OF_A_MACHINE,
     "GPW-MEMO-004": _OF_A_MACHINE,

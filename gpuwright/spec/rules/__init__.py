@@ -20,6 +20,7 @@ from gpuwright.spec.rules import (
     kernel,
     memory,
     models,
+    nvidia,
     p2p,
     pcie,
 )
@@ -33,6 +34,7 @@ RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *pcie.RULES,
     *p2p.RULES,
     *memory.RULES,
+    *nvidia.RULES,
     *containers.RULES,
     *models.RULES,
     *engines.RULES,

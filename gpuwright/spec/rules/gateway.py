@@ -150,6 +150,8 @@ def files_on_the_controller_exist(spec: NodeSpec) -> Iterator[Found]:
         wanted.append((("gateway", "tls", "ca"), getattr(spec.gateway.tls, "ca", None)))
     if spec.models is not None:
         wanted.append((("models", "hub_ca"), spec.models.hub_ca))
+    if spec.nvidia is not None:
+        wanted.append((("nvidia", "repository_key"), spec.nvidia.repository_key))
     if spec.containers is not None:
         wanted.append((("containers", "repository_key"), spec.containers.repository_key))
         for index, registry in enumerate(spec.containers.registries):

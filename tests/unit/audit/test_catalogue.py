@@ -10,8 +10,10 @@ import pytest
 from gpuwright.audit import catalogue, controls, profiles, references
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "lab"))
+import nvidia_sabotage
 import sabotage
 
+SABOTAGES = sabotage.SABOTAGES | nvidia_sabotage.SABOTAGES
 EVERY = controls.every()
 ROLE = {
     "BASE": "base",
@@ -20,6 +22,7 @@ ROLE = {
     "KERN": "kernel",
     "PCIE": "pcie",
     "MEMO": "memory",
+    "NVID": "nvidia",
     "CONT": "containers",
     "MODL": "models",
     "ENGN": "engine",
@@ -83,16 +86,16 @@ def test_sections_are_plain_posix_shell_and_change_nothing(section):
 
 def test_every_control_has_a_sabotage_or_a_reason_why_no_lab_host_can_be_made_so():
     ids = {control.id for control in EVERY}
-    assert not sabotage.SABOTAGES.keys() & sabotage.NOT_IN_THE_LAB.keys()
-    assert sabotage.SABOTAGES.keys() | sabotage.NOT_IN_THE_LAB.keys() == ids
-    for entry in sabotage.SABOTAGES.values():
+    assert not SABOTAGES.keys() & sabotage.NOT_IN_THE_LAB.keys()
+    assert SABOTAGES.keys() | sabotage.NOT_IN_THE_LAB.keys() == ids
+    for entry in SABOTAGES.values():
         assert entry.also.keys() <= ids
         assert all(entry.also.values())
     assert set(sabotage.SAMPLE) <= sabotage.SABOTAGES.keys()
 
 
 def test_sabotages_are_plain_posix_shell():
-    for key, entry in sabotage.SABOTAGES.items():
+    for key, entry in SABOTAGES.items():
         for script in (entry.do, entry.undo):
             checked = subprocess.run(["dash", "-n", "-c", script], capture_output=True, text=True, check=False)
             assert checked.returncode == 0, (key, checked.stderr)

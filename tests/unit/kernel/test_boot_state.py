@@ -107,8 +107,11 @@ def test_an_answer_cut_off_is_no_observation():
 # --- pending ---
 
 
-def test_a_container_never_waits():
-    assert pending(Snapshot({"boot": (0, "container\n")}), words("iommu=pt")) == ()
+def test_a_container_waits_for_nothing_but_changes():
+    seen = Snapshot({"boot": (0, "container\n")})
+    assert pending(seen, words("iommu=pt")) == ()
+    change = boot.Change("nvidia", "nvidia.version", "the driver", lambda seen: ("another is wanted",), "/script")
+    assert pending(seen, Wishes(words=words("iommu=pt").words, changes=(change,))) == ("another is wanted",)
 
 
 def reasons(seen: boot.Boot, wanted: Wishes) -> tuple[str, ...]:

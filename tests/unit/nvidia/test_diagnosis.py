@@ -48,6 +48,16 @@ from roles.nvidia.diagnosis import DIAGNOSES, diagnoses, moves
             "driver-memory",
             "NUMA node",
         ),
+        (
+            "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "off-the-bus",
+            "power cycle",
+        ),
+        (
+            'Unknown kernel command line parameters "spec_store=off", will be passed to user space.',
+            "unknown-words",
+            "take it out",
+        ),
         ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", "key-rejected", "enrol the key"),
     ],
 )

@@ -75,7 +75,7 @@ class Root:
         # dpkg, systemctl and the like of the machine that runs the tests are not the node's.
         tools = self.path / "tools"
         tools.mkdir(exist_ok=True)
-        for name in ("base64", "cat", "readlink", "timeout", "head", "grep", "uname", "sh"):
+        for name in ("base64", "cat", "readlink", "timeout", "head", "grep", "tr", "uname", "sh"):
             (tools / name).unlink(missing_ok=True)
             found = next(Path(folder) / name for folder in ("/usr/bin", "/bin") if (Path(folder) / name).exists())
             (tools / name).symlink_to(found)
@@ -127,7 +127,9 @@ def test_a_node_that_works(root: Root):
         r"deinstall config-files libnvidia-ml1 575.1.2-1\nunknown not-installed cuda-x\n'",
     )
     root.write("lib/modules/6.12.1-amd64/build/Makefile", "")
-    root.write("lib/modules/6.12.9-amd64/modules.dep", "")
+    for kernel in ("6.12.1-amd64", "6.12.9-amd64"):
+        root.write(f"lib/modules/{kernel}/modules.order", "")
+    root.write("lib/modules/6.11.0-gone/updates/dkms/nvidia.ko", "what a removed kernel leaves behind")
     root.device("0000:11:00.0", "0x10de", "0x030200", "nvidia")
     root.device("0000:11:00.1", "0x10de", "0x040300", "snd_hda_intel")
     root.device("0000:00:00.0", "0x8086", "0x060000")

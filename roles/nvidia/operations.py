@@ -1,0 +1,175 @@
+"""What this role can change: packages in place, what is laid by for an exchange, holds, units, the record of cards."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyinfra import logger
+from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api.command import PyinfraCommand
+from pyinfra.context import ctx_host, ctx_state
+
+from gpuwright import atomic, snapshot
+from gpuwright.ownership import Owned
+from gpuwright.watched import Watched
+from roles.nvidia import equality, judgement
+from roles.nvidia.facts import CARDS, NVIDIA, STATE, Nvidia
+from roles.nvidia.spec import NvidiaSpec
+from roles.nvidia.wishes import ROLE, SCRIPT
+
+if TYPE_CHECKING:  # the node's description is composed of the roles' own parts, so it imports this package
+    from gpuwright.spec.node import Hardware
+
+PERSISTENCE = "nvidia-persistenced.service"
+
+
+def _say_no(state: Any, host: Any, sentence: str) -> bool:
+    host.log_styled(sentence, fg="red", log_func=logger.error)
+    return False
+
+
+def _refusal(sentence: str) -> FunctionCommand:
+    """A command that fails its host with one sentence."""
+    return FunctionCommand(_say_no, (sentence,), {})
+
+
+def _present(seen: Nvidia) -> str:
+    return equality.release(seen) or "none"
+
+
+@operation()
+def driver(spec: NvidiaSpec) -> Generator[PyinfraCommand, None, None]:
+    """Bring the driver's packages to the release of the node file where that needs no reboot; where it does, lay by what the
+    exchange between drain and reboot will need, and what would take it back.
+
+    + spec: the role's settings
+    """
+    host = ctx_host.get()
+    whole = snapshot.read(host)
+    seen = whole.read(NVIDIA)
+    if why := judgement.rejected(spec, seen):
+        yield _refusal(
+            f"driver {spec.version} is not tried again, because it failed on this node ({why}); "
+            f"{judgement.loaded(seen) or 'nothing'} is loaded. Name another release in nvidia.version; to try once more: "
+            f"rm {STATE}/rejected"
+        )
+        return
+    wrong = judgement.wrong(spec, seen, whole.read(snapshot.SYSTEM))
+    if judgement.must_exchange(spec, seen):
+        if not wrong or seen.exchange.downloaded == spec.version:
+            host.noop(f"driver {spec.version} waits for a reboot")
+            return
+        snapshot.forget(host)
+        yield Watched(SCRIPT, "download")
+        return
+    if not wrong and (seen.module is not None or not _has_cards(seen)):
+        host.noop(f"the packages of driver {spec.version} are in place")
+        return
+    if wrong:
+        logger.info(f"{host.print_prefix}driver: {'; '.join(wrong)}")
+    snapshot.forget(host)
+    yield Watched(SCRIPT, "install")
+
+
+def _has_cards(seen: Nvidia) -> bool:
+    return any(device.gpu for device in seen.devices)
+
+
+@operation()
+def held(names: Sequence[str]) -> Generator[StringCommand, None, None]:
+    """No passing apt moves a package of the driver: one library alone stops every new process (gpu-node.md section 7, report 9).
+
+    + names: what this run installs; with it come others, seen only when they are there
+    """
+    host = ctx_host.get()
+    seen = snapshot.read(host).read(NVIDIA)
+    missing = judgement.unheld(seen) if seen.packages else list(names)
+    if not missing:
+        host.noop("the driver's packages are held")
+        return
+    snapshot.forget(host)
+    yield atomic.write(ROLE, [], claims=[Owned("hold", package) for package in missing])
+    yield StringCommand("apt-mark", "hold", "-q", *missing)
+
+
+@operation()
+def persistence() -> Generator[StringCommand, None, None]:
+    """nvidia-persistenced is enabled and runs: without it a card that nobody uses forgets what it was set to."""
+    host = ctx_host.get()
+    seen = snapshot.read(host).read(NVIDIA)
+    unit = (seen.units or {}).get("nvidia-persistenced")
+    # A unit that the package enables by itself is "static" or "enabled"; without a module it cannot run.
+    if unit is not None and unit.active == "active" and unit.enabled:
+        host.noop(f"{PERSISTENCE} runs")
+        return
+    if seen.module is None and unit is not None and unit.loaded:
+        host.noop(f"{PERSISTENCE} waits for the driver")
+        return
+    snapshot.forget(host)
+    steps = f"systemctl enable -q {PERSISTENCE}; systemctl reset-failed {PERSISTENCE} 2>/dev/null; systemctl start {PERSISTENCE}"
+    yield StringCommand("sh", "-c", shlex.quote(steps))
+
+
+@operation()
+def verified(spec: NvidiaSpec, hardware: Hardware, may_wait: bool) -> Generator[PyinfraCommand, None, None]:
+    """Read the driver back; fail where it is not what the node file says and no reboot is left to bring it.
+
+    + spec: the role's settings
+    + hardware: how many cards the machine has
+    + may_wait: what only a reboot brings may wait for one (``reboot: never``)
+    """
+    host = ctx_host.get()
+    if not ctx_state.get().is_executing:
+        host.noop("what the driver becomes is read back at the end")
+        return
+    seen = snapshot.read(host)
+    try:
+        now, waits = seen.read(NVIDIA), judgement.pending(spec, seen) if may_wait else ()
+    except snapshot.CouldNotLook as error:
+        yield _refusal(f"whether the driver is what was asked cannot be seen: {error}")
+        return
+    if waits:
+        host.log_styled(f"driver: {'; '.join(waits)}; a reboot brings it", fg="yellow", log_func=logger.warning)
+    if not waits and (faults := shortfalls(spec, hardware, now)):
+        yield _refusal(f"the driver is not what was asked: {'; '.join(faults)}")
+        return
+    host.noop("the driver is what was asked")
+
+
+@operation()
+def cards_known(hardware: Hardware) -> Generator[StringCommand, None, None]:
+    """Where every card answers, record them by UUID, so that one that goes is told by name and not by a number that moved.
+
+    + hardware: how many cards the machine has
+    """
+    host = ctx_host.get()
+    now = snapshot.read(host).read(NVIDIA)
+    complete = [(card.index, card.uuid, card.bus) for card in now.cards]
+    # A plan cannot know them before their driver is there.
+    expected = complete or not ctx_state.get().is_executing
+    if not expected or complete == list(now.known) or (complete and len(complete) != hardware.gpus.count):
+        host.noop(f"{len(now.known)} cards are known")
+        return
+    lines = "".join(f"{index} {uuid} {bus}\n" for index, uuid, bus in complete)
+    snapshot.forget(host)
+    write = f"mkdir -p {STATE} && cat >{CARDS}.new && sync {CARDS}.new && mv -fT {CARDS}.new {CARDS}"
+    yield StringCommand("sh", "-c", shlex.quote(write), _stdin=lines)
+
+
+def shortfalls(spec: NvidiaSpec, hardware: Hardware, seen: Nvidia) -> list[str]:
+    """What is missing after everything was done. The specification for containers is role `containers`' to mend."""
+    found = [
+        f"{finding.seen}; expected: {finding.expected}; do: {finding.remedy}"
+        for finding in equality.findings(seen)
+        if not finding.kind.startswith("specification")
+        and not (finding.kind == "module-missing" and finding.subject != seen.running_kernel)
+    ]
+    if hardware.gpus.count == 0:
+        return found
+    if spec.version and judgement.loaded(seen) != spec.version and not (spec.hold or not spec.ours):
+        found.append(f"module {judgement.loaded(seen) or 'none'} is loaded instead of {spec.version}")
+    if seen.module is not None:
+        found += judgement.cards(spec, hardware, seen)
+    return found
