@@ -11,6 +11,7 @@ from gpuwright.spec.fleet import node
 from gpuwright.upstreams import upstreams
 from roles.access import access, access_retired
 from roles.base import base
+from roles.base.auditing import audited
 from roles.containers import containers, containers_verified
 from roles.engine import engine
 from roles.firewall import firewall
@@ -28,7 +29,7 @@ barrier = wishes.barrier(spec)
 announce(host, barrier)
 
 ownership.retire_roles(present=spec.roles, but=("access", "firewall"))
-base(spec.base)
+base(spec.base, profile=spec.hardening)
 if spec.access:
     access(spec.access, profile=spec.hardening, audit_script=privileged.script(spec), guarded=spec.base.guard)
 else:
@@ -65,3 +66,4 @@ if spec.gateway:
     gateway(spec.gateway, engines=upstreams(spec.engine))
 if spec.containers:
     containers_verified(gpus=spec.hardware.gpus.count)
+audited(spec.base, profile=spec.hardening)  # last: what it watches is there by now

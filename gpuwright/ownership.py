@@ -30,6 +30,7 @@ _MADE_FROM = {
     "/etc/default/grub.d/": "boot-menu grub",
     "/etc/kernel/install.d/": "boot-menu systemd-boot",
     "/etc/modprobe.d/": "initramfs-modprobe none",
+    "/etc/audit/rules.d/": "audit-rules",
 }
 
 # Units first: nothing may still run from what is taken away next.

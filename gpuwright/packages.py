@@ -13,12 +13,34 @@ from pyinfra.api import StringCommand, operation
 from pyinfra.context import ctx_host
 
 from gpuwright import snapshot
+from gpuwright.watched import Watched
 
-# needrestart must never restart Docker or an engine on its own, nor ask (security.md 5, item 13).
+# Nothing asks, because nobody is there to answer; needrestart must never restart Docker or an engine on its own
+# (security.md 5, item 13). Whoever takes the lock after `FREE` saw it free is waited for a minute more.
 APT = (
-    "DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l NEEDRESTART_SUSPEND=1 apt-get -y -o DPkg::Lock::Timeout=300 "
-    "-o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false"
+    "DEBIAN_FRONTEND=noninteractive APT_LISTCHANGES_FRONTEND=none NEEDRESTART_MODE=l NEEDRESTART_SUSPEND=1 apt-get -y "
+    "-o DPkg::Lock::Timeout=60 -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "
+    "-o APT::Install-Recommends=false"
 )
+
+# apt waits for a lock in silence, and `apt-get update` not at all. Whoever has a lock has its file open. A boot's own
+# apt-daily takes it minutes after the machine came up, just when a new machine is provisioned.
+FREE = r"""
+limit=$1 every=$2 waited=0
+while :; do
+  holder=$(find /proc/[0-9]*/fd -maxdepth 1 \( -lname /var/lib/dpkg/lock-frontend -o -lname /var/lib/dpkg/lock \
+    -o -lname /var/lib/apt/lists/lock -o -lname /var/cache/apt/archives/lock \) 2>/dev/null | sed 's|^/proc/||; s|/.*||' | sort -un | head -n 1)
+  [ -n "$holder" ] || exit 0
+  who="process $holder ($(tr '\0' ' ' <"/proc/$holder/cmdline" 2>/dev/null | cut -c 1-120))"
+  if [ "$waited" -ge "$limit" ]; then
+    echo "gpuwright: $who on $(uname -n) has had apt locked for $waited s; wait until it is done, or end it, and run this again" >&2
+    exit 1
+  fi
+  echo "apt is locked by $who; waiting, up to $limit s, $waited s so far"
+  sleep "$every"
+  waited=$((waited + every))
+done
+"""
 
 
 @operation()
@@ -27,6 +49,8 @@ def installed(packages: Sequence[str], refresh: bool = False) -> Generator[Strin
 
     + packages: names, or ``name=version``; one call per role
     + refresh: the package lists are renewed even if nothing is missing (a new source was just added)
+
+    Another process that has apt locked is named, and waited for up to ten minutes with a line every 15 seconds.
     """
     host = ctx_host.get()
     try:
@@ -45,4 +69,5 @@ def installed(packages: Sequence[str], refresh: bool = False) -> Generator[Strin
     install = (
         f" && {APT} --allow-change-held-packages --allow-downgrades install {shlex.join(missing)}" if missing else ""
     )
+    yield Watched("sh", "-c", shlex.quote(FREE), "sh", "600", "15")
     yield StringCommand("sh", "-c", shlex.quote(f"{APT} -q update{install}"))

@@ -273,7 +273,8 @@ UNITS = register(
 # A template has no state of its own, and asking for one fails the whole question.
 own=$(awk -F '\t' '$1 == "unit" && $2 !~ /@[.]/ {{print $2}}' /var/lib/gpuwright/owned/* 2>/dev/null)
 systemctl show --no-pager --property={_UNIT_PROPERTIES} docker.service docker.socket containerd.service \
-  systemd-timesyncd.service systemd-journald.service unattended-upgrades.service ssh.service nftables.service $own
+  systemd-timesyncd.service systemd-journald.service unattended-upgrades.service ssh.service nftables.service \
+  apparmor.service auditd.service $own
 """,
         _parse_units,
     )

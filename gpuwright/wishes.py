@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwright.boot import Barrier, Wishes, together
 from gpuwright.snapshot import NUMA, Section
+from roles.base import wishes as base
 from roles.kernel import wishes as kernel
 from roles.memory import wishes as memory
 from roles.memory.facts import COHERENCE
@@ -23,7 +24,8 @@ OBSERVED: tuple[Section[Any], ...] = (COHERENCE, NUMA, NVIDIA)
 def of_roles(spec: NodeSpec) -> list[Wishes]:
     """The wishes of every role that has some, in the order of the roles."""
     parts = []
-    if spec.kernel is not None:
+    if spec.kernel is not None:  # without it nobody could bring these
+        parts.append(base.wishes(spec.base, spec.hardening))
         parts.append(kernel.wishes(spec.kernel, spec.hardware, spec.hardening))
     if spec.pcie is not None:
         parts.append(pcie.wishes(spec.pcie, spec.hardware))

@@ -34,6 +34,7 @@ _BOOT = (
 # that install it find it there and change nothing.
 _PROVISIONED = (
     "apparmor",
+    "auditd",
     "curl",
     "docker-cli",
     "docker.io",
@@ -41,6 +42,7 @@ _PROVISIONED = (
     "nftables",
     "openssl",
     "systemd-timesyncd",
+    "unattended-upgrades",
 )
 VARIANTS = {"blank": (), "provisioned": _PROVISIONED}
 RELEASES = ("trixie",)

@@ -14,6 +14,7 @@ from gpuwright.audit.catalogue import evidence
 from gpuwright.audit.references import References
 from gpuwright.hardening import LeftOut, Setting
 from roles.access import sshd
+from roles.base import auditing
 from roles.base import hardening as base
 from roles.kernel import hardening as kernel
 
@@ -38,12 +39,13 @@ def page() -> str:
     """Markdown: one table per kind of setting, and what is left out."""
     parts = [
         ("The node in general (role `base`)", base.SETTINGS),
+        ("What the kernel's audit records (role `base`)", auditing.SETTINGS),
         ("Kernel settings (role `kernel`, sysctl)", _quoted(kernel.SYSCTLS)),
         ("Kernel modules (role `kernel`)", _quoted(kernel.MODULES)),
         ("sshd (role `access`)", tuple(of_access())),
     ]
     text = "\n".join(f"### {title}\n\n{_table(settings)}" for title, settings in parts)
-    return f"{text}\n### What no profile sets, and why\n\n{_left_out(kernel.LEFT_OUT)}"
+    return f"{text}\n### What no profile sets, and why\n\n{_left_out((*kernel.LEFT_OUT, *auditing.LEFT_OUT))}"
 
 
 def _quoted(settings: Iterable[Setting]) -> tuple[Setting, ...]:

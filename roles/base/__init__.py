@@ -1,9 +1,11 @@
-"""What the other roles need from the operating system: packages, time, a journal that survives, careful updates, and the
-guard that keeps a change from locking anybody out."""
+"""What the other roles need from the operating system: packages, time, logs that survive, careful updates, no core dumps, and
+the guard that keeps a change from locking anybody out."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from typing import get_args
 
 from pyinfra import logger
 from pyinfra.api import deploy
@@ -14,9 +16,11 @@ from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
+from gpuwright.spec.base import Profile
 from gpuwright.units import enabled, running
-from roles.base.facts import JOURNAL
-from roles.base.spec import BaseSpec
+from roles.base import auditing, hardening, operations
+from roles.base.facts import JOURNAL, RUNNING
+from roles.base.spec import BaseSpec, Weekday
 
 ROLE = "base"
 
@@ -44,13 +48,21 @@ SECURITY_ORIGINS = (
 
 JOURNALD = "systemd-journald.service"
 TIMESYNCD = "systemd-timesyncd.service"
+APPARMOR = "apparmor.service"
+RECORDER = "gpuwright-gpu-faults.service"
+RECORDER_SCRIPT = "/usr/local/lib/gpuwright/gpu-faults"
+CORE_DUMPS = tuple(
+    f"/etc/{name}/zz-gpuwright.conf"
+    for name in ("systemd/system.conf.d", "systemd/coredump.conf.d", "security/limits.d")
+)
 
 
 @deploy("Base")
-def base(spec: BaseSpec) -> None:
-    """The lock-out guard, packages, time synchronisation, a persistent and capped journal, updates that touch no driver.
+def base(spec: BaseSpec, profile: Profile) -> None:
+    """The lock-out guard, packages, time synchronisation, logs that survive, updates that touch no driver, no core dumps.
 
     + spec: the role's settings
+    + profile: how far the node is hardened
     """
     host = ctx_host.get()
     seen = snapshot.read(host)
@@ -60,13 +72,13 @@ def base(spec: BaseSpec) -> None:
     if spec.time_sync and timekeeper:
         logger.info(f"{host.print_prefix}time: {timekeeper} keeps it already; systemd-timesyncd is not installed")
 
-    wanted = drop_ins(spec, timesyncd=ours)
+    wanted, recorder = drop_ins(spec, timesyncd=ours), recorder_files()
     files(name="Install the lock-out guard", role=ROLE, files=guard.files())
     enabled(name="Have the lock-out guard look at every boot", units=[guard.UNIT])
     guard.acknowledge()
-    installed(name="Install what the other roles need", packages=packages(spec, timesyncd=ours))
+    installed(name="Install what the other roles need", packages=packages(spec, profile, timesyncd=ours))
     files(
-        name="Write the drop-ins of journal, updates, needrestart and time",
+        name="Write the drop-ins of journal, updates, needrestart, time and core dumps",
         role=ROLE,
         files=wanted,
         validate=[Validate(f"APT_CONFIG=.{file.path} apt-config dump") for file in wanted if "apt.conf.d" in file.path],
@@ -76,21 +88,67 @@ def base(spec: BaseSpec) -> None:
         units=[JOURNALD],
         stale=lambda now: journal_is_stale(now, spec),
     )
-    if ours and seen.read(snapshot.SYSTEM).is_container:
+    files(name="Write the recorder of GPU faults", role=ROLE, files=recorder)
+    running(
+        name="Run the recorder of GPU faults",
+        units=[RECORDER],
+        stale=lambda now: [] if now.read(RUNNING).recorder == recorder_digest() else [RECORDER],
+    )
+    if "core-dumps" not in spec.deviations:
+        operations.core_limit(name="Start services without leave to dump core")
+    container = seen.read(snapshot.SYSTEM).is_container
+    if hardens(spec, profile, "apparmor") and container:
+        logger.info(f"{host.print_prefix}AppArmor: not applicable, the host is a container and has its machine's")
+    elif hardens(spec, profile, "apparmor"):
+        apparmor(seen)
+    if ours and container:
         # The clock belongs to the machine around it: the unit has ConditionVirtualization=!container.
         logger.info(f"{host.print_prefix}time: not applicable, the host is a container and has its machine's clock")
     elif ours:
         running(name="Run systemd-timesyncd", units=[TIMESYNCD])
-    retire(ROLE, keep=[file.owned for file in (*wanted, *guard.files())])
+    audit = () if container else auditing.own_files(spec, profile)
+    retire(ROLE, keep=[file.owned for file in (*wanted, *recorder, *audit, *guard.files())])
 
 
-def packages(spec: BaseSpec, timesyncd: bool) -> list[str]:
+def apparmor(seen: snapshot.Snapshot) -> None:
+    """Load the profiles now and at every boot; a kernel that booted without it needs words and a reboot."""
+    if seen.read(RUNNING).apparmor:
+        running(name="Run AppArmor with its profiles", units=[APPARMOR])
+    else:
+        logger.warning(
+            f"{ctx_host.get().print_prefix}AppArmor is off in the running kernel; put apparmor=1 and security=apparmor into "
+            "kernel.words, or say in base.deviations why this node is without it"
+        )
+
+
+def hardens(spec: BaseSpec, profile: Profile, name: str) -> bool:
+    """Whether the profile sets this on the node; `name` as in `base.deviations`."""
+    return name not in spec.deviations and hardening.named(name).value(profile) is not None
+
+
+def recorder_digest() -> str:
+    """Tells which script the recorder runs."""
+    return hashlib.sha256(static(f"base{RECORDER_SCRIPT}")).hexdigest()[:12]
+
+
+def recorder_files() -> list[File]:
+    """The recorder of GPU faults and its unit."""
+    unit = f"/etc/systemd/system/{RECORDER}"
+    return [
+        File(RECORDER_SCRIPT, static(f"base{RECORDER_SCRIPT}"), "0755"),
+        File(unit, template(f"base{unit}.j2", digest=recorder_digest())),
+    ]
+
+
+def packages(spec: BaseSpec, profile: Profile, timesyncd: bool) -> list[str]:
     """The role's packages, in order."""
     chosen = [*PACKAGES, *spec.extra_packages]
     if timesyncd:
         chosen.append("systemd-timesyncd")
     if spec.unattended_upgrades:
         chosen.append("unattended-upgrades")
+    if hardens(spec, profile, "apparmor"):
+        chosen.append("apparmor")
     return chosen
 
 
@@ -107,14 +165,22 @@ def drop_ins(spec: BaseSpec, timesyncd: bool) -> list[File]:
         name = "etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
         content = template(
             f"base/{name}.j2",
-            origins=SECURITY_ORIGINS,
+            origins=(*SECURITY_ORIGINS, *spec.upgrade_origins),
             blocklist=[blocked(prefix) for prefix in spec.upgrade_blocklist],
+            days=day_numbers(spec),
         )
         chosen.append(File(f"/{name}", content))
+    if "core-dumps" not in spec.deviations:
+        chosen += [File(path, static(f"base{path}")) for path in CORE_DUMPS]
     if timesyncd and spec.time_servers:
         name = "etc/systemd/timesyncd.conf.d/gpuwright.conf"
         chosen.append(File(f"/{name}", template(f"base/{name}.j2", servers=spec.time_servers)))
     return chosen
+
+
+def day_numbers(spec: BaseSpec) -> list[int]:
+    """The days of unattended upgrades, numbered as they are there: names would depend on the node's language."""
+    return sorted((get_args(Weekday).index(day) + 1) % 7 for day in spec.upgrade_days)
 
 
 def blocked(prefix: str) -> str:

@@ -9,6 +9,7 @@ from gpuwright.audit.control import Control, Verdict, judged, not_applicable, wi
 from gpuwright.guard import GUARDS
 from gpuwright.snapshot import OWNED, SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
+from roles.base import auditing_checks, hardening_checks
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
@@ -412,4 +413,6 @@ CONTROLS = (
         remedy="pyinfra INVENTORY deploy.py",
         risk="none",
     ),
+    *hardening_checks.CONTROLS,
+    *auditing_checks.CONTROLS,
 )

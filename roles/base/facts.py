@@ -1,4 +1,4 @@
-"""What this role reads from a node: the journal as journald runs it."""
+"""What this role reads from a node: the journal as journald runs it, and what its other parts run with."""
 
 from __future__ import annotations
 
@@ -35,5 +35,34 @@ journalctl -q -b -n 1 -o export --output-fields=MAX_USE JOURNAL_NAME='System Jou
 exit 0
 """,
         parse,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What systemd and our recorder of GPU faults run with, and whether the kernel has AppArmor on."""
+
+    core_limit: str  # DefaultLimitCORE= as the manager has it: bytes, or infinity
+    recorder: str  # the digest of its script that the recorder was started with; "" where it does not run
+    apparmor: bool
+
+
+def _running(text: str) -> Running:
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return Running(values["CORE"], values["RECORDER"].rpartition(" ")[2], values["APPARMOR"] == "Y")
+
+
+RUNNING = register(
+    Section(
+        "base",
+        r"""
+echo "CORE=$(systemctl show --property=DefaultLimitCORE --value)"
+pid=$(systemctl show --property=MainPID --value gpuwright-gpu-faults.service)
+[ "${pid:-0}" -gt 0 ] && said=$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) || said=
+echo "RECORDER=${said% }"
+echo "APPARMOR=$(cat /sys/module/apparmor/parameters/enabled 2>/dev/null || echo N)"
+""",
+        _running,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwright.audit import references as ref
-from gpuwright.hardening import Setting, everywhere
+from gpuwright.hardening import Setting, everywhere, from_cis1
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -19,8 +19,16 @@ SETTINGS: tuple[Setting, ...] = (
         everywhere("security origins, block list"),
         "known holes close by themselves; driver, Docker and kernel do not move under an engine",
         "what is blocked gets no fixes by itself: upgrade it in a window",
-        "`base.unattended_upgrades: false`",
+        "`base.unattended_upgrades: false`; `base.upgrade_origins` names further origins with a reason",
         ref.UPDATES,
+    ),
+    Setting(
+        "GPU faults (Xid)",
+        everywhere("kept apart from the journal"),
+        "a fault is asked about months later, when the journal has forgotten it",
+        "nothing; one small process",
+        "-",
+        ref.EVIDENCE,
     ),
     Setting(
         "needrestart",
@@ -38,4 +46,25 @@ SETTINGS: tuple[Setting, ...] = (
         "`base.time_sync: false`",
         ref.CLOCK,
     ),
+    Setting(
+        "core dumps",
+        everywhere("off for services and logins"),
+        "a dump of an engine or of the gateway holds prompts, keys and weights",
+        "looking into what crashed; a unit with a LimitCORE= of its own keeps it",
+        "`base.deviations: {core-dumps: …}`",
+        ref.CORE_DUMPS,
+    ),
+    Setting(
+        "AppArmor",
+        from_cis1("on, profiles loaded"),
+        "a program that is taken over does what its profile lets it do, and no more",
+        "programs of the site whose profile is too narrow, from their next start on",
+        "`base.deviations: {apparmor: …}`",
+        ref.APPARMOR,
+    ),
 )
+
+
+def named(deviation: str) -> Setting:
+    """The setting that an entry of `base.deviations` is about."""
+    return next(setting for setting in SETTINGS if f"{{{deviation}:" in setting.waiver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -22,9 +22,21 @@ def _time_server(value: str) -> str:
     return value
 
 
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"\w+=[^\s,\"';{}]+(,\w+=[^\s,\"';{}]+)*", value):
+        raise ValueError(
+            "an origin is a pattern of unattended-upgrades without blanks, as in origin=Docker,archive=stable"
+        )
+    return value
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+"""Which archive packages come from, as unattended-upgrades matches it."""
 PackageName = Annotated[str, AfterValidator(_package)]
 """The name of a distribution package, or the beginning of one."""
 TimeServer = Annotated[str, AfterValidator(_time_server)]
+Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+Reason = Annotated[str, Field(min_length=10)]
 
 
 class BaseSpec(Strict):
@@ -46,10 +58,35 @@ class BaseSpec(Strict):
     unattended_upgrades: bool = Field(default=True, description="security updates only, with the block list")
     upgrade_blocklist: tuple[PackageName, ...] = Field(
         default=(
-            *("nvidia", "libnvidia", "libcuda", "libnvcuvid", "libnvoptix", "firmware-nvidia", "cuda"),
-            *("docker", "docker-ce", "containerd"),
-            *("linux-image", "linux-headers", "linux-modules"),
+            *(
+                "nvidia",
+                "libnvidia",
+                "libcuda",
+                "libnvcuvid",
+                "libnvoptix",
+                "libnvsdm",
+                "firmware-nvidia",
+                "cuda",
+                "nvlsm",
+            ),
+            *("libegl-nvidia", "libgles-nvidia", "libglx-nvidia", "xserver-xorg-video-nvidia"),
+            *("docker", "docker-ce", "containerd", "runc"),
+            *("linux-image", "linux-headers", "linux-modules", "linux-objects", "linux-signatures", "linux-generic"),
         ),
         description="package name prefixes that unattended upgrades never touch: driver, Docker, kernel (gpu-node.md 4.1, "
         "security.md 3.2); a list in the node file replaces this one",
+    )
+    upgrade_days: tuple[Weekday, ...] = Field(
+        default=(),
+        description="days on which unattended upgrades come; left out: every day. A fleet in stages: some nodes on tuesday, the "
+        "others on thursday",
+    )
+    upgrade_origins: dict[Origin, Reason] = Field(
+        default={},
+        description="further origins that unattended upgrades take, each with its reason; the audit lists them as waived",
+    )
+    deviations: dict[Literal["apparmor", "audit", "core-dumps"], Reason] = Field(
+        default={},
+        description="what the node's hardening profile sets in this role and this node is left without, each with its reason; the "
+        "audit lists it as waived",
     )

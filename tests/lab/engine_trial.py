@@ -39,7 +39,7 @@ host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
 spec = node(host)
 ownership.retire_roles(present=spec.roles)
-base(spec.base)
+base(spec.base, profile=spec.hardening)
 peers = peer_groups(spec)
 if spec.pcie:
     pcie(spec.pcie, hardware=spec.hardware, peers=peers)

@@ -30,7 +30,10 @@ from lab.inventory import describe as _describe
 
 _settings = _json.loads((_Path(__file__).parent / "settings.json").read_text())
 gpu_nodes = _fleet(
-    {name: _describe(_lab.find(name), node=one["node"], **one["set"]) for name, one in _settings.items()},
+    {
+        name: {**_describe(_lab.find(name), node=one["node"], **one["set"]), **one.get("connect", {})}
+        for name, one in _settings.items()
+    },
     __file__,
     pins=_lab.pins.read(),
 )
@@ -55,7 +58,8 @@ class Run:
 
 @dataclass
 class Fleet:
-    """Some hosts or machines, one inventory. `settings` holds node file and dotted overrides per host; change them and run again."""
+    """Some hosts or machines, one inventory. `settings` holds node file and dotted overrides per host, and under "connect" another
+    way in than root; change them and run again."""
 
     hosts: Sequence[Server]
     directory: Path

@@ -34,7 +34,7 @@ host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
 spec = node(host)
 ownership.retire_roles(present=[role for role in spec.roles if role in ("base", "gateway")])
-base(spec.base)
+base(spec.base, profile=spec.hardening)
 if spec.gateway:
     gateway(spec.gateway, engines=upstreams(spec.engine))
 """

@@ -35,7 +35,7 @@ host = ctx_host.get()
 connect.keep_tuned(ctx_state.get(), host)
 spec = node(host)
 ownership.retire_roles(present=spec.roles)
-base(spec.base)
+base(spec.base, profile=spec.hardening)
 if spec.models:
     models_start(spec.models, hardware=spec.hardware)
     models_verified(spec.models, hardware=spec.hardware)

@@ -66,6 +66,12 @@ def _journald(text: str) -> Sabotage:
     return Sabotage(f"printf '[Journal]\\n{text}\\n' >{file}; {again}", f"rm {file}; {again}")
 
 
+def _apt(text: str) -> Sabotage:
+    """A setting of apt that somebody left in a file read after ours."""
+    file = "/etc/apt/apt.conf.d/99sabotage"
+    return Sabotage(f"echo {shlex.quote(text)} >{file}", f"rm {file}")
+
+
 def _daemon(jq: str, then: str, heals: bool = True) -> Sabotage:
     """daemon.json changed by hand."""
     file = "/etc/docker/daemon.json"
@@ -186,6 +192,22 @@ SABOTAGES: dict[str, Sabotage] = {
         "systemctl enable --quiet gpuwright-guard.service",
         heals=True,
     ),
+    "GPW-BASE-017": Sabotage(
+        "systemctl stop --quiet gpuwright-gpu-faults.service",
+        "systemctl start --quiet gpuwright-gpu-faults.service",
+        heals=True,
+    ),
+    "GPW-BASE-018": Sabotage(
+        "printf '[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n' "
+        ">/etc/systemd/system/openntpd.service; systemctl daemon-reload; systemctl enable --quiet openntpd.service",
+        "systemctl disable --quiet openntpd.service; rm /etc/systemd/system/openntpd.service; systemctl daemon-reload",
+    ),
+    "GPW-BASE-019": Sabotage(
+        "printf '[Manager]\\nDefaultLimitCORE=infinity\\n' >/etc/systemd/system.conf.d/zzz-sabotage.conf; systemctl daemon-reload",
+        "rm /etc/systemd/system.conf.d/zzz-sabotage.conf; systemctl daemon-reload",
+    ),
+    "GPW-BASE-021": _apt('Unattended-Upgrade::Origins-Pattern {"origin=Debian,codename=trixie,label=Debian";};'),
+    "GPW-BASE-022": _apt('Unattended-Upgrade::Update-Days {"1";};'),
     # --- access (server-cis1, with a notice, deployed by an account with sudo; tests/lab/test_access.py)
     "GPW-ACCS-001": _sshd("Match all\\n PermitRootLogin yes\\n"),
     "GPW-ACCS-002": _sshd("Match all\\n PasswordAuthentication yes\\n"),
@@ -467,6 +489,7 @@ _PROFILE_OF_A_MACHINE = (
 NOT_IN_THE_LAB: dict[str, str] = {
     **{f"GPW-KERN-{number:03}": _KERNEL_OF_A_MACHINE for number in range(1, 15)},
     **{f"GPW-KERN-{number:03}": _PROFILE_OF_A_MACHINE for number in (15, 16)},
+    **{f"GPW-BASE-{number:03}": _PROFILE_OF_A_MACHINE for number in (20, 23, 24, 25, 26)},
     "GPW-BASE-003": "a lab host is a container and has its machine's clock",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
     "GPW-ENGN-030": "the kernel below the lab gives Docker no pids and no memory controller",

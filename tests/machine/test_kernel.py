@@ -7,6 +7,7 @@ a run takes a minute and a boot several.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from kernel_sabotage import SABOTAGES
@@ -76,8 +77,13 @@ def trial(machine, tmp_path_factory):
 
 def judged(trial: Trial) -> dict[str, Outcome]:
     """The audit of role kernel, as `gpuwright audit` does it."""
+    return judged_by(trial, ("kernel",))
+
+
+def judged_by(trial: Trial, roles: Sequence[str]) -> dict[str, Outcome]:
+    """The audit of some roles."""
     [spec] = collect(trial.directory / "inventory.py").specs.values()
-    chosen = controls.of_role("kernel")
+    chosen = tuple(control for role in roles for control in controls.of_role(role))
     text = trial.host.run("sh -s", stdin=connection.script(controls.sections(chosen)), timeout=180).stdout
     return {result.control.id: result.outcome for result in judge_all(chosen, connection.parse(text), spec)}
 

@@ -184,16 +184,21 @@ def with_two_gpus(spec):
     return spec.model_copy(update={"engine": spec.engine.model_copy(update={"engines": {"main": engine}})})
 
 
-NOT_HERE = {"GPW-BASE-003", "GPW-ENGN-030", "GPW-ENGN-032"} | {f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)}
+NOT_HERE = {"GPW-BASE-003", "GPW-BASE-020", "GPW-ENGN-030", "GPW-ENGN-032"} | {
+    f"GPW-MEMO-{number:03}" for number in (1, 2, 4, 5)
+}
 NOT_HERE |= {f"GPW-PCIE-{number:03}" for number in range(1, 9)}
 NOT_HERE |= OF_SEVERAL_GPUS | WITH_GPUS
 
+# What a container cannot say of its machine's kernel.
+CANNOT_TELL = {f"GPW-BASE-{number:03}" for number in range(23, 27)}
+
 
 def test_the_recorded_host_keeps_every_promise(green):
-    wrong = {
-        key: r.verdict.actual for key, r in green.items() if r.outcome not in (Outcome.PASS, Outcome.NOT_APPLICABLE)
-    }
+    arising = (Outcome.PASS, Outcome.NOT_APPLICABLE)
+    wrong = {key: r.verdict.actual for key, r in green.items() if r.outcome not in arising and key not in CANNOT_TELL}
     assert wrong == {}
+    assert {key for key, r in green.items() if r.outcome is Outcome.MANUAL} == CANNOT_TELL
     assert {key for key, r in green.items() if r.outcome is Outcome.NOT_APPLICABLE} == NOT_HERE
 
 
@@ -207,6 +212,7 @@ _HBM = [
 ]
 MACHINE = {
     "GPW-BASE-003": [("system", "VIRTUALIZATION=.*", "VIRTUALIZATION=none"), ("audit-base-clock", "no", "yes")],
+    **{f"GPW-BASE-{number:03}": [_BARE, ("audit-base-clock", "no", "yes")] for number in (20, 23, 24, 25, 26)},
     "GPW-ENGN-030": [
         ("audit-engine-controllers", '"pids":false,"memory":false', '"pids":true,"memory":true'),
         ("audit-containers", '"pids_limit":0', '"pids_limit":8192'),
@@ -247,6 +253,18 @@ DOCTORED = {
     "GPW-BASE-014": [("audit-base-units", r"\Z", "\noutdated docker.service")],
     "GPW-BASE-015": [("guard", r"\A", "fired.deadline at=2026-11-29T20:00:00Z id=1\trole=access\twho=x\tseconds=120")],
     "GPW-BASE-016": [("audit-base-guard-at-boot", "enabled", "disabled")],
+    "GPW-BASE-017": [("audit-base-gpu-faults", r"\Z", "\nmissing 0123456789abcdef:12")],
+    "GPW-BASE-018": [
+        ("audit-base-timekeepers", "openntpd.service not-found inactive ", "openntpd.service loaded active enabled")
+    ],
+    "GPW-BASE-019": [("audit-base-cores", "services 0", "services infinity")],
+    "GPW-BASE-020": [("audit-base-apparmor", "profile docker-default.*\n", "")],
+    "GPW-BASE-021": [("audit-base-origins", r"\Z", "\nOrigins-Pattern origin=Debian,label=Debian")],
+    "GPW-BASE-023": [("kernel-audit", "rule -w /etc/passwd .*\n", "")],
+    "GPW-BASE-024": [("audit-base-auditd", "disk_full_action SUSPEND", "disk_full_action HALT")],
+    "GPW-BASE-025": [("kernel-audit", "status lost 0", "status lost 3")],
+    "GPW-BASE-026": [("audit-base-auditd", "mode 640 0 f /var/log", "mode 644 0 f /var/log")],
+    "GPW-BASE-022": [("audit-base-origins", r"\Z", "\nUpdate-Days 1")],
     "GPW-CONT-001": [("units", "(?s)(Id=docker.service.*?)UnitFileState=enabled", r"\1UnitFileState=disabled")],
     "GPW-CONT-002": [("audit-docker-daemon", '"live_restore":true', '"live_restore":false')],
     "GPW-CONT-003": [("audit-docker-daemon", "/var/lib/docker", "/data/docker")],
@@ -455,6 +473,9 @@ _DECIDED_BEFORE = {
     "containers-gpus": WITH_GPUS - {"GPW-CONT-021", "GPW-CONT-025", "GPW-CONT-026", "GPW-CONT-027"},
     "audit-docker-gpus": {"GPW-CONT-021", "GPW-CONT-027"},
     "audit-gpus-inside": {"GPW-CONT-026"},
+    "audit-base-apparmor": {"GPW-BASE-020"},  # a container
+    "audit-base-auditd": {"GPW-BASE-024", "GPW-BASE-026"},  # a container
+    "kernel-audit": {"GPW-BASE-023", "GPW-BASE-024", "GPW-BASE-025"},  # a container
     "p2p-verdicts": {"GPW-ENGN-033", "GPW-PCIE-009"},  # no engine of several GPUs
     "audit-p2p-files": {"GPW-PCIE-010"},  # no engine of several GPUs
     # the node file names nodes; a container

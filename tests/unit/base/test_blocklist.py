@@ -24,9 +24,11 @@ DISTRIBUTIONS = """
     libnvoptix1 firmware-nvidia-gsp firmware-nvidia-graphics nvidia-fabricmanager-580 libnvidia-nscq-580
     linux-modules-6.8.0-90-generic linux-modules-nvidia-580-server-open-6.8.0-90-generic linux-image-generic linux-headers-generic
     linux-image-cloud-amd64 linux-image-unsigned-6.8.0-90-generic cuda-toolkit-13-0 cuda-drivers cuda-compat-13-0
+    libnvsdm-580 nvlsm libegl-nvidia0 libgles-nvidia2 libglx-nvidia0 xserver-xorg-video-nvidia-580 runc linux-generic
+    linux-objects-nvidia-580-server-open-6.8.0-90-generic linux-signatures-nvidia-6.8.0-90-generic
 """.split()  # noqa: SIM905
 # What an upgrade stops nothing with: these get their security fixes.
-OTHERS = "openssl libssl3t64 openssh-server systemd linux-libc-dev libc6 curl jq nftables containernetworking-plugins".split()  # noqa: SIM905
+OTHERS = "openssl libssl3t64 openssh-server systemd linux-libc-dev libnvme1 libc6 curl jq nftables containernetworking-plugins".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("name", sorted({*VENDORS, *DISTRIBUTIONS}))

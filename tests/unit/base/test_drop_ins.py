@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from gpuwright import snapshot
+from gpuwright.hardening import PROFILES
 from roles import base as role
-from roles.base import facts
+from roles.base import auditing, facts, hardening
 from roles.base.spec import BaseSpec
 
 UPGRADES = "/etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
@@ -92,12 +94,13 @@ def test_needrestarts_drop_in_is_perl():
 
 
 def test_what_is_switched_off_has_neither_file_nor_package():
-    spec = BaseSpec(unattended_upgrades=False, time_servers=("ntp.example",))
+    why = "a crash is being looked for"
+    spec = BaseSpec(unattended_upgrades=False, time_servers=("ntp.example",), deviations={"core-dumps": why})
     assert [file.path for file in role.drop_ins(spec, timesyncd=False)] == [
         "/etc/needrestart/conf.d/gpuwright.conf",
         "/etc/systemd/journald.conf.d/gpuwright.conf",
     ]
-    assert role.packages(spec, timesyncd=False) == list(role.PACKAGES)
+    assert role.packages(spec, "baseline", timesyncd=False) == list(role.PACKAGES)
 
 
 def test_time_servers_of_a_site():
@@ -142,3 +145,46 @@ def test_a_container_has_its_machines_clock(virtualization, container):
 def test_settings_that_cannot_work_are_refused_at_load(settings, sentence):
     with pytest.raises(ValidationError, match=sentence):
         BaseSpec.model_validate(settings)
+
+
+# --- what profiles set ---
+
+
+def test_apparmor_comes_with_the_profiles_that_ask_for_it_and_stays_away_where_the_node_file_says_so():
+    without = BaseSpec(deviations={"apparmor": "a program of the site needs it off"})
+    found = [
+        ("apparmor" in role.packages(spec, profile, True)) for spec in (BaseSpec(), without) for profile in PROFILES
+    ]
+    assert found == [False, True, True, False, False, False]
+
+
+def test_every_deviation_is_about_a_setting_of_the_profiles():
+    for name in get_args(get_args(BaseSpec.model_fields["deviations"].annotation)[0]):
+        assert any(f"{{{name}:" in setting.waiver for setting in (*hardening.SETTINGS, *auditing.SETTINGS)), name
+
+
+@pytest.mark.skipif(not shutil.which("apt-config"), reason="needs apt-config")
+def test_stages_and_further_origins_are_read_by_apt(tmp_path):
+    site = 'Unattended-Upgrade::Update-Days { "6"; };\n'
+    spec = BaseSpec(
+        upgrade_days=("sunday", "tuesday"),
+        upgrade_origins={"origin=Site,archive=stable": "the site's own packages"},
+    )
+    both = tmp_path / "both"
+    both.write_text(site + content(spec, UPGRADES))
+    dump = subprocess.run(
+        ["apt-config", "dump"], env={"APT_CONFIG": str(both), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    lines = dump.stdout.splitlines()
+    assert [line for line in lines if "Update-Days::" in line] == [
+        'Unattended-Upgrade::Update-Days:: "0";',
+        'Unattended-Upgrade::Update-Days:: "2";',
+    ]
+    assert 'Unattended-Upgrade::Origins-Pattern:: "origin=Site,archive=stable";' in lines
+    assert "Update-Days" not in content(BaseSpec(), UPGRADES)
+
+
+@pytest.mark.parametrize("origin", ["origin=Docker;", 'a="b"', "Docker", "origin=A, label=B", "origin=A{"])
+def test_an_origin_that_apt_would_read_otherwise_is_refused(origin):
+    with pytest.raises(ValidationError, match="an origin is a pattern"):
+        BaseSpec.model_validate({"upgrade_origins": {origin: "a reason of the site"}})

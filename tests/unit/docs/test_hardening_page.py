@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from gpuwright.audit import profiles
+from roles.base import auditing
 from roles.base import hardening as base
 from roles.kernel import hardening as kernel
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "hardening.md"
-SETTINGS = [*base.SETTINGS, *kernel.SYSCTLS, *kernel.MODULES, *profiles.of_access()]
+SETTINGS = [*base.SETTINGS, *auditing.SETTINGS, *kernel.SYSCTLS, *kernel.MODULES, *profiles.of_access()]
 
 
 def test_the_page_is_not_stale() -> None:

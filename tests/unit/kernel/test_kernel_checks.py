@@ -17,7 +17,8 @@ from gpuwright.spec.load import typed
 from roles.kernel.files import modprobe_file
 from roles.kernel.operations import modprobe_sum
 
-WORDS = "iommu=pt 'pci=disable_acs_redir=a;b'"
+AUDIT = "audit=1 audit_backlog_limit=8192"  # role base's, in strict
+WORDS = f"{AUDIT} iommu=pt 'pci=disable_acs_redir=a;b'"
 NODE = {
     "gpuwright": 1,
     "summary": "a machine",
@@ -37,14 +38,14 @@ NODE = {
 }
 SPEC = typed(json.loads(json.dumps(NODE)))
 WANTED = wishes.gathered(SPEC)
-LINE = BOOT["line"].replace("\n", " iommu=pt pci=disable_acs_redir=a;b\n")
+LINE = BOOT["line"].replace("\n", f" {AUDIT} iommu=pt pci=disable_acs_redir=a;b\n")
 SUM = modprobe_sum(modprobe_file(boot.Boot(), WANTED))
 RIGHT = {
     "line": LINE,
     "menu": menu(WORDS),
     "initramfs": f"{IMAGE}:100.200.300 {SUM}\n",
     "nvidia": "EnableS0ixPowerManagement: 0\n",
-    "recorded": "iommu=pt\npci=disable_acs_redir=a;b\n",
+    "recorded": "audit=1\naudit_backlog_limit=8192\niommu=pt\npci=disable_acs_redir=a;b\n",
 }
 SYSCTL = "".join(f"{one.key} = {one.value}\n" for one in WANTED.sysctls)
 MODPROBE = "".join(f"install {one.module} /bin/false\nblacklist {one.module}\n" for one in WANTED.blocked)
@@ -71,7 +72,7 @@ DOCTORED = {
     "GPW-KERN-001": ({"said": {"line": LINE.replace("iommu=pt", "iommu=off")}}, {"GPW-KERN-006"}),
     "GPW-KERN-002": ({"said": {"said": "Command line: x\nPCI: Unknown option `disable_acs_redir=a;b'\n"}}, set()),
     "GPW-KERN-003": ({"said": {"line": LINE.replace("quiet", "mitigations=off")}}, set()),
-    "GPW-KERN-004": ({"said": {"menu": menu("iommu=pt")}}, set()),
+    "GPW-KERN-004": ({"said": {"menu": menu(f"{AUDIT} iommu=pt")}}, set()),
     "GPW-KERN-005": (
         {"said": {"menu": menu(WORDS, "gnulinux-advanced-1>gnulinux-6.12.48+deb13-amd64-advanced-1")}},
         set(),

@@ -1,0 +1,133 @@
+"""Profiles server-cis1 and strict on a machine that has its own kernel: audit rules, AppArmor, sysctls, words, one reboot.
+
+One machine goes from one profile to the next, in order. The role firewall has to be there above baseline; its rules let the lab's own
+forwarded port in.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hardening_sabotage import LOCKED, UNLOCKED
+from test_kernel import judged_by
+from trial import Trial
+
+from gpuwright.audit.control import Outcome
+
+pytestmark = pytest.mark.machine
+
+NODE = {
+    "os": "debian-13",
+    "hardening": "server-cis1",
+    "base": {"unattended_upgrades": False},
+    "firewall": {"ssh": ["0.0.0.0/0", "::/0"]},
+    "containers": {"source": "distribution"},
+    "kernel": {"reboot": "when-needed", "reboot_timeout": "15 min"},
+}
+STRICT = {**NODE, "hardening": "strict", "console": True}
+ROLES = ("base", "kernel")
+# A blank machine of the lab has no GPU and no clock server that it reaches.
+NOT_HERE = {"GPW-BASE-003"}
+
+
+@pytest.fixture(scope="module")
+def trial(machine, tmp_path_factory):
+    machine.reset()
+    yield Trial(machine, tmp_path_factory.mktemp("trial"), dict(NODE), {"ssh_port": machine.port})
+    machine.reset()
+
+
+def failed(trial: Trial) -> set[str]:
+    found = judged_by(trial, ROLES)
+    assert Outcome.ERROR not in found.values(), found
+    return {key for key, outcome in found.items() if outcome is Outcome.FAIL} - NOT_HERE
+
+
+def test_server_cis1_comes_without_a_reboot(trial):
+    before = trial.host.boot_id()
+    dry = trial.run("--dry")
+    assert dry.status == 0, dry.said
+    first = trial.deploy()
+    assert set(first.changed) <= set(dry.changed)
+    assert trial.deploy().changed == []
+    assert failed(trial) == set()
+    assert trial.host.boot_id() == before
+    assert trial.sh("auditctl -s | sed -n 's/^enabled //p'") == "1"
+
+
+def test_what_changes_who_may_do_what_is_recorded(trial):
+    trial.sh("useradd -m audited; userdel -r audited; sync; sleep 1")
+    assert "gpuwright-accounts" in trial.sh("ausearch -k gpuwright-accounts --raw | head -c 4000")
+
+
+def test_what_a_compiler_does_is_not(trial):
+    """Programs started, files made, changed, moved and removed, without a login: as in an engine."""
+    trial.sh("systemctl stop auditd 2>/dev/null; systemctl start auditd; sleep 1", check=False)
+    count = "cat /var/log/audit/audit.log* | grep -c 'key=\"gpuwright-' || true"
+    before = trial.sh(count)
+    storm = "for n in $(seq 300); do sh -c true; touch /tmp/$n; chmod 755 /tmp/$n; mv /tmp/$n /tmp/x; rm /tmp/x; done"
+    trial.sh(f"systemd-run -q --wait sh -c '{storm}'; sleep 2")
+    # systemd-run itself writes no file that is watched.
+    assert trial.sh(count) == before
+    assert trial.sh("auditctl -s | sed -n 's/^lost //p'") == "0"
+
+
+@pytest.mark.parametrize("control", UNLOCKED)
+def test_every_control_turns_red_when_it_is_broken(trial, control):
+    sabotage = UNLOCKED[control]
+    trial.host.run(sabotage.do)
+    try:
+        assert failed(trial) == {control, *sabotage.also}
+        if sabotage.heals:
+            trial.deploy()
+            assert failed(trial) == set()
+    finally:
+        if not sabotage.heals:
+            trial.host.run(sabotage.undo)
+    assert failed(trial) == set()
+
+
+def test_a_gpu_fault_of_the_kernel_s_own_log_is_kept_over_a_power_cut(trial):
+    line = "NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, GPU has fallen off the bus."
+    trial.sh(f"echo '<3>{line}' >/dev/kmsg; sleep 3")
+    trial.host.power_cycle()
+    assert line in trial.sh("cat /var/lib/gpuwright/gpu-faults/record")
+    assert failed(trial) == set()
+
+
+def test_a_core_dump_is_left_nowhere(trial):
+    assert trial.sh("cd /tmp; ulimit -Hc; sh -c 'kill -SEGV $$' || true; ls core* 2>/dev/null || true").split() == ["0"]
+    assert trial.sh("cat /proc/sys/kernel/core_pattern") == "|/bin/false"
+
+
+def test_strict_reboots_once_and_locks_the_rules(trial):
+    before = trial.host.boot_id()
+    trial.node = dict(STRICT)
+    assert "reboot needed, because the kernel runs without audit=1" in trial.run("--dry").said
+    trial.deploy()
+    assert trial.host.boot_id() != before
+    assert trial.deploy().changed == []
+    assert {"audit=1", "audit_backlog_limit=8192"} <= set(trial.sh("cat /proc/cmdline").split())
+    assert trial.sh("auditctl -s | sed -n 's/^enabled //p'") == "2"
+    assert trial.sh("auditctl -D 2>&1 || true").startswith("Error")
+    assert failed(trial) == set()
+
+
+@pytest.mark.parametrize("control", LOCKED)
+def test_every_control_of_strict_turns_red_when_it_is_broken(trial, control):
+    sabotage = LOCKED[control]
+    trial.host.run(sabotage.do)
+    assert failed(trial) == {control, *sabotage.also}
+    trial.deploy()
+    assert failed(trial) == set()
+
+
+def test_back_to_baseline_the_rules_wait_for_a_reboot_and_that_is_said(trial):
+    trial.node = {**NODE, "hardening": "baseline"}
+    run = trial.deploy()
+    assert "rules of the kernel's audit are locked" in run.said
+    assert trial.sh("ls /etc/audit/rules.d | grep gpuwright || true") == ""
+    assert trial.sh("auditctl -l | grep -c gpuwright- || true") == "0", (
+        "the reboot that takes the words away takes the rules, too"
+    )
+    assert trial.deploy().changed == []
+    assert failed(trial) == set()
