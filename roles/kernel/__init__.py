@@ -8,7 +8,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, boot, ownership, snapshot
 from gpuwright.ownership import Owned
-from roles.kernel import files, operations
+from roles.kernel import barrier, files, operations
 from roles.kernel.spec import KernelSpec
 
 ROLE = files.ROLE
@@ -60,14 +60,14 @@ def reboot(spec: KernelSpec, wishes: boot.Wishes, serving: bool) -> None:
     host = ctx_host.get()
     for turn in host.loop([other.name for other in ctx_state.get().inventory]):
         if turn == host.name and serving:
-            operations.reboot(
+            barrier.reboot(
                 name=f"Drain and reboot {turn}, where it needs it",
                 wanted=wishes,
                 timeout=spec.reboot_timeout,
                 _serial=True,
             )
     if not serving:
-        operations.reboot(name="Reboot nodes that need it and serve nobody", wanted=wishes, timeout=spec.reboot_timeout)
+        barrier.reboot(name="Reboot nodes that need it and serve nobody", wanted=wishes, timeout=spec.reboot_timeout)
 
 
 def say(seen: boot.Boot, wishes: boot.Wishes) -> None:

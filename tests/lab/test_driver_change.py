@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cdi_trial
 import engine_trial
 import nvidia_trial
 import pytest
@@ -40,7 +41,7 @@ from gpuwright import connect, ownership, wishes
 from gpuwright.deploy import announce
 from gpuwright.spec.fleet import node
 from roles.base import base
-from roles.containers import containers
+from roles.containers import containers, containers_verified
 from roles.engine import engine
 from roles.kernel import kernel, kernel_verified
 from roles.nvidia import nvidia, nvidia_verified
@@ -58,6 +59,7 @@ kernel_verified(spec.kernel, wishes=barrier.wanted)
 nvidia_verified(spec.nvidia, hardware=spec.hardware, reboots=barrier.reboots)
 containers(spec.containers, gpus=spec.hardware.gpus.count)
 engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier)
+containers_verified(gpus=spec.hardware.gpus.count)
 """
 
 
@@ -73,7 +75,10 @@ class Site:
         self.host.run(engine_trial.PUT_WEIGHTS)
         self.node: dict[str, Any] = {
             **nvidia_trial.node_file(2, nvidia=nvidia_trial.driver(OLD)),
-            "containers": {"registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}]},
+            "containers": {
+                "registries": [{"host": lab.registry.host(), "ca": str(lab.ca_file())}],
+                "toolkit": cdi_trial.toolkit(),
+            },
             "models": {
                 "hub": "https://hub.lab",
                 "items": {"tiny": {"repo": "lab/tiny", "revision": engine_trial.COMMIT}},
@@ -163,13 +168,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     repository.withdraw()
     repository.publish(*nvidia_trial.OFFERED)
     site = Site(tmp_path_factory.mktemp("change"), "change-1")
-    # Role containers brings the toolkit on a node; here it is put there by hand, and makes the specification when the driver comes.
-    site.host.run(
-        "cat >/etc/apt/sources.list.d/lab-toolkit.sources", stdin=repository.source("toolkit", nvidia_trial.KEY)
-    )
-    site.sh(
-        "apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -y -qq install nvidia-container-toolkit >/dev/null"
-    )
     site.deploy()
     assert site.serving()
     yield site

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import cdi_trial
 import nvidia_trial
 import pytest
 from nvidia_sabotage import SABOTAGES
 from nvidia_trial import NEW, OLD, Node
 
 from gpuwright.audit.control import Outcome
-from lab import gpus, repository
+from lab import gpus
 
 pytestmark = pytest.mark.lab
 
@@ -27,7 +28,7 @@ DRIVER = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced"
 def test_the_ring(count: int, tmp_path: Path) -> None:
     """Blank, dry, converge, again without a change, green, damaged and red, repaired, rebooted and still right."""
     power = {"power_limit_watts": 450} if count else {}
-    with_docker = {"containers": {}} if count == 1 else {}
+    with_docker = {"containers": {"toolkit": cdi_trial.toolkit()}} if count in (1, 4) else {}
     node = nvidia_trial.blank(f"ring-{count}", count, tmp_path, nvidia=nvidia_trial.driver(**power), **with_docker)
     try:
         predicted = node.dry()
@@ -41,7 +42,7 @@ def test_the_ring(count: int, tmp_path: Path) -> None:
         assert node.module() == (OLD if count else "")
         assert node.deploy().changed == []
         assert node.dry().changed == []
-        assert node.red() == {}
+        assert node.red() == node.red("CONT") == {}
 
         node.sh("apt-mark unhold -q nvidia-driver-cuda libnvidia-ml1")
         expected = {"GPW-NVID-005"}
@@ -76,20 +77,12 @@ def wait_green(node: Node) -> None:
 
 @pytest.fixture(scope="module")
 def converged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Four cards behind two switches, with a container toolkit and a module option that role kernel and role containers have on
-    a machine: put there by hand."""
+    """Four cards behind two switches, and a module option that role kernel writes on a machine: put there by hand."""
     settings = nvidia_trial.driver(power_limit_watts=450, uvm_hmm="off")
     node = nvidia_trial.blank("damage-1", 4, tmp_path_factory.mktemp("damage"), nvidia=settings)
     gpus.plug(node.host, node.cards, nvswitches=2)
     node.host.run("cat >/etc/modprobe.d/lab.conf", stdin="options nvidia_uvm uvm_disable_hmm=1\n")
     node.deploy()
-    node.host.run(
-        "cat >/etc/apt/sources.list.d/lab-toolkit.sources", stdin=repository.source("toolkit", nvidia_trial.KEY)
-    )
-    node.sh(
-        "apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -y -qq install nvidia-container-toolkit >/dev/null"
-    )
-    node.sh("systemctl start nvidia-cdi-refresh.service")
     yield node
     node.host.destroy()
 
@@ -99,7 +92,6 @@ def node(converged: Node) -> Iterator[Node]:
     """The same, right before and after."""
     yield converged
     gpus.plug(converged.host, converged.cards, nvswitches=2)
-    converged.sh("systemctl start nvidia-cdi-refresh.service")
     converged.deploy()
     wait_green(converged)
 

@@ -9,7 +9,7 @@ from gpuwright import boot
 from gpuwright.boot import BlockedModule, Sysctl, Wishes
 from gpuwright.hardening import PROFILES
 from gpuwright.spec.node import Hardware
-from roles.kernel import facts, files, hardening, operations
+from roles.kernel import barrier, facts, files, hardening, operations
 from roles.kernel.spec import KernelSpec
 from roles.kernel.wishes import wishes
 
@@ -163,13 +163,13 @@ def test_the_drop_in_and_what_reads_it_back_agree():
 
 def test_a_reboot_that_changed_nothing_is_not_repeated():
     tried = ("before", "the kernel runs without iommu=pt")
-    assert operations.not_again(booted(attempt=tried), ["the kernel runs without iommu=pt"])
-    assert not operations.not_again(
+    assert barrier.not_again(booted(attempt=tried), ["the kernel runs without iommu=pt"])
+    assert not barrier.not_again(
         booted(attempt=tried), ["the kernel runs without iommu=pt", "module nouveau is loaded"]
     )
-    assert not operations.not_again(booted(), ["the kernel runs without iommu=pt"])
+    assert not barrier.not_again(booted(), ["the kernel runs without iommu=pt"])
     # recorded, and the run died before the machine went down
-    assert not operations.not_again(booted(attempt=("now", *tried[1:])), ["the kernel runs without iommu=pt"])
+    assert not barrier.not_again(booted(attempt=("now", *tried[1:])), ["the kernel runs without iommu=pt"])
 
 
 # --- profiles ---

@@ -10,8 +10,9 @@ from answers import BOOT, boot_answer, snapshot, system
 from asked import words
 from pyinfra.api import FunctionCommand, StringCommand
 
-from roles.kernel import operations
-from roles.kernel.operations import _judge, _refuse_after_failure, _wait_for_boot, reboot
+from gpuwright.boot import Change, Wishes
+from roles.kernel import barrier
+from roles.kernel.barrier import _judge, _refuse_after_failure, _settle, _wait_for_boot, reboot
 
 ASKED = words("iommu=pt")
 RIGHT = BOOT["line"].replace("\n", " iommu=pt\n")
@@ -64,10 +65,10 @@ class Machine:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(operations, "time", clock)
-    monkeypatch.setattr(operations, "clear_askpass_cache", lambda host: None)
-    monkeypatch.setattr(operations, "report", lambda host, reasons: None)
-    monkeypatch.setattr(operations, "_failed", [])
+    monkeypatch.setattr(barrier, "time", clock)
+    monkeypatch.setattr(barrier, "clear_askpass_cache", lambda host: None)
+    monkeypatch.setattr(barrier, "report", lambda host, reasons: None)
+    monkeypatch.setattr(barrier, "_failed", [])
     return clock
 
 
@@ -79,7 +80,7 @@ def test_it_waits_for_another_boot_over_another_connection(clock):
 
 def test_progress_is_said_at_least_every_15_seconds(clock, monkeypatch):
     said = []
-    monkeypatch.setattr(operations, "logger", types.SimpleNamespace(info=lambda text: said.append((clock.now, text))))
+    monkeypatch.setattr(barrier, "logger", types.SimpleNamespace(info=lambda text: said.append((clock.now, text))))
     assert _wait_for_boot(None, Machine(*["before"] * 10, *[None] * 30, "after"), "before", 600)
     times = [0.0, *(when for when, _ in said)]
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 18
@@ -105,8 +106,8 @@ def test_the_machine_that_the_run_is_on_is_not_rebooted(clock):
 
 def seen(monkeypatch, **said):
     answers = snapshot({"system": system(), "boot": boot_answer(**said)})
-    monkeypatch.setattr(operations.snapshot, "read", lambda host: answers)
-    monkeypatch.setattr(operations.snapshot, "forget", lambda host: None)
+    monkeypatch.setattr(barrier.snapshot, "read", lambda host: answers)
+    monkeypatch.setattr(barrier.snapshot, "forget", lambda host: None)
 
 
 def test_a_machine_that_did_not_become_what_it_should_fails_and_stops_the_others(clock, monkeypatch):
@@ -125,7 +126,7 @@ def test_one_that_did_is_well(clock, monkeypatch):
 def steps(monkeypatch, **said):
     machine = Machine("aa-bb")
     seen(monkeypatch, **said)
-    monkeypatch.setattr(operations, "ctx_host", types.SimpleNamespace(get=lambda: machine))
+    monkeypatch.setattr(barrier, "ctx_host", types.SimpleNamespace(get=lambda: machine))
     return machine, list(reboot._inner(wanted=ASKED, timeout=600))
 
 
@@ -156,3 +157,67 @@ def test_the_same_reasons_do_not_reboot_it_twice(clock, monkeypatch):
 def test_a_record_of_a_reboot_that_helped_is_cleared(clock, monkeypatch):
     _, [command] = steps(monkeypatch, line=RIGHT, attempt="before\nthe kernel runs without iommu=pt\n")
     assert str(command.get_raw_value()) == "rm -f /var/lib/gpuwright/kernel/reboot"
+
+
+def test_what_is_exchanged_is_exchanged_between_drain_and_reboot_and_settled_after(clock, monkeypatch):
+    machine = Machine("aa-bb")
+    seen(monkeypatch, line=RIGHT)
+    monkeypatch.setattr(barrier, "ctx_host", types.SimpleNamespace(get=lambda: machine))
+    waits = Change("nvidia", "nvidia.version", "the driver", lambda seen: ("another driver is wanted",), "/change")
+    rests = Change("other", "a reason", "the rest", lambda seen: (), "/rest")
+    found = list(reboot._inner(wanted=Wishes(words=ASKED.words, changes=(waits, rests)), timeout=600))
+    shell = [
+        str(command.get_raw_value()) if isinstance(command, StringCommand) else command.function.__name__
+        for command in found
+    ]
+    order = [
+        "_refuse",
+        "/rest check",
+        "boot_id",
+        "node-drain",
+        "/change apply",
+        "systemctl reboot",
+        "_wait",
+        "_settle",
+        "_judge",
+        "rm",
+    ]
+    assert len(shell) == len(order), shell
+    assert all(part in step for part, step in zip(order, shell, strict=True)), shell
+
+
+class Settling(Machine):
+    """Answers the question for the outcome with each of `answers` in turn; an exception is a connection that dies."""
+
+    def __init__(self, *answers):
+        super().__init__("x")
+        self.answers = list(answers)
+
+    def run_shell_command(self, command, print_output, _timeout):
+        assert command == "/change outcome"
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return True, types.SimpleNamespace(stdout=answer)
+
+
+CHANGE = Change("nvidia", "nvidia.version", "the driver", lambda seen: (), "/change")
+
+
+def test_a_change_that_the_node_verified_is_good(clock):
+    assert _settle(None, Settling("pending x", OSError("gone"), "pending x", "good driver 2 is verified"), CHANGE, 600)
+    assert not barrier._failed
+
+
+def test_a_change_that_was_taken_back_fails_and_stops_the_others(clock):
+    machine = Settling("pending x", "failed driver 2 did not verify: a reason; 1 was put back and is verified")
+    assert not _settle(None, machine, CHANGE, 600)
+    assert machine.said == ["driver 2 did not verify: a reason; 1 was put back and is verified"]
+    assert not _refuse_after_failure(None, Machine("y"))
+
+
+def test_a_change_that_nobody_hears_of_again_fails_at_the_limit(clock):
+    machine = Settling(OSError("gone"))
+    assert not _settle(None, machine, CHANGE, 60)
+    assert machine.said == ["the driver was not verified within 60 s: no answer"]
+    assert clock.now < 90
