@@ -15,7 +15,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from gpuwright import snapshot
 from gpuwright.audit.control import Outcome
@@ -115,12 +114,11 @@ def _print(seen: Nvidia | None, why: str, results: list[Result]) -> None:
             out.print(
                 f"[red]{finding.kind}[/]: {escape(f'{finding.seen}; expected: {finding.expected}; do: {finding.remedy}')}"
             )
-    table = Table("control", "outcome", "seen", box=None)
     for result in results:
         style = _STYLE.get(result.outcome, "dim")
         word = _SAID.get(result.outcome, result.outcome.value)
-        table.add_row(result.control.id, f"[{style}]{word}[/]", escape(result.verdict.actual))
-    out.print(table)
+        # A line each, never folded: it is read by people and by grep.
+        out.print(f"{result.control.id}  [{style}]{word:<14}[/]  {escape(result.verdict.actual)}")
 
 
 def _facts(seen: Nvidia) -> list[tuple[str, str]]:

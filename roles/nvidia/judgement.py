@@ -129,15 +129,13 @@ def missing(seen: Nvidia) -> list[tuple[int, str, str]]:
 
 
 def settings(spec: NvidiaSpec, seen: Nvidia) -> list[str]:
-    """One sentence for every card that is set otherwise than asked: power, persistence, MIG. None where a card does not say."""
+    """One sentence for every card that is set otherwise than asked, of what gpu-settings sets: power and MIG."""
     found = []
     for card in seen.cards:
         if spec.power_limit_watts is not None and card.power != float(spec.power_limit_watts):
             has = "does not tell its power limit" if card.power is None else f"is limited to {card.power:g} W"
             found.append(f"{card.uuid} {has} instead of {spec.power_limit_watts} W")
-        if spec.persistence and card.persistence is False:
-            found.append(f"{card.uuid} is not in persistence mode")
-        if spec.mig == "off" and (card.mig or card.mig_pending):
+        if spec.mig == "off" and spec.ours and (card.mig or card.mig_pending):
             found.append(
                 f"{card.uuid} is in MIG mode" if card.mig else f"{card.uuid} goes into MIG mode at its next reset"
             )

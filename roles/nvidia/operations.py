@@ -64,7 +64,7 @@ def driver(spec: NvidiaSpec) -> Generator[PyinfraCommand, None, None]:
         snapshot.forget(host)
         yield Watched(SCRIPT, "download")
         return
-    if not wrong and (seen.module is not None or not _has_cards(seen)):
+    if not wrong and (seen.module is not None or not _free_cards(seen)):
         host.noop(f"the packages of driver {spec.version} are in place")
         return
     if wrong:
@@ -73,8 +73,9 @@ def driver(spec: NvidiaSpec) -> Generator[PyinfraCommand, None, None]:
     yield Watched(SCRIPT, "install")
 
 
-def _has_cards(seen: Nvidia) -> bool:
-    return any(device.gpu for device in seen.devices)
+def _free_cards(seen: Nvidia) -> bool:
+    """Whether a module would find a card: one that another driver has is free after a reboot only."""
+    return any(device.gpu and device.driver is None for device in seen.devices)
 
 
 @operation()
@@ -85,7 +86,7 @@ def held(names: Sequence[str]) -> Generator[StringCommand, None, None]:
     """
     host = ctx_host.get()
     seen = snapshot.read(host).read(NVIDIA)
-    missing = judgement.unheld(seen) if seen.packages else list(names)
+    missing = judgement.unheld(seen) if equality.every_driver_package(seen) else list(names)
     if not missing:
         host.noop("the driver's packages are held")
         return
