@@ -128,6 +128,7 @@ SERVER_EDITION = {
     # seed 3, "Strom, Arbeitsspeicher und Datenträger"
     "hardware.gpus.count": 4,
     "hardware.gpus.power_limit_watts": 600,
+    "nvidia.power_limit_watts": 600,
     "hardware.memory": 768 * 1024**3,
     "engine.engines.glm.qualification": "experimental",
     # seed 2's restart policy
@@ -286,6 +287,26 @@ def test_machines_say_what_they_ask_of_kernel_and_bus(node, shipped):
     assert (spec.memory is not None) == bool(spec.hardware.hbm_numa_nodes)
     if spec.hardware.gpus.count > 1:
         assert (spec.pcie.iommu, spec.pcie.acs_redirect) == ("pt", "cleared")
+
+
+@pytest.mark.parametrize("node", [name for name in NODES if not name.startswith("lab")])
+def test_a_driver_that_no_seed_names_is_only_checked(node, shipped):
+    assert shipped.specs[node].nvidia.source == "vendor"
+    assert shipped.specs[node].nvidia.version is None
+
+
+@pytest.mark.parametrize(("watts", "accepted"), [(450, True), (300, True), (250, False), (610, False)])
+def test_four_cards_on_a_16_amp_feed(watts, accepted, tmp_path):
+    """Seed 3: 2.7 kW with 450 W a card, under the 2.94 kW that it plans for such a feed."""
+    (tmp_path / "nodes").symlink_to(REPOSITORY / "inventory/nodes")
+    inventory = tmp_path / "site.py"
+    inventory.write_text(
+        "from gpuwright.spec.fleet import fleet as _fleet\n"
+        f"hosts = _fleet({{'gpu-01': {{'node': 'rtx-pro-6000-x4', 'set': {{'nvidia.power_limit_watts': {watts}}}}}}}, __file__)\n"
+    )
+    faults = [fault for fault in fleet.collect(inventory).faults if not fault.unfinished]
+    assert (faults == []) is accepted
+    assert all("300 to 600 W" in fault.sentence for fault in faults)
 
 
 def test_the_simulated_engine_says_so(shipped):
