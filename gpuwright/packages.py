@@ -28,8 +28,14 @@ APT = (
 FREE = r"""
 limit=$1 every=$2 waited=0
 while :; do
-  holder=$(find /proc/[0-9]*/fd -maxdepth 1 \( -lname /var/lib/dpkg/lock-frontend -o -lname /var/lib/dpkg/lock \
-    -o -lname /var/lib/apt/lists/lock -o -lname /var/cache/apt/archives/lock \) 2>/dev/null | sed 's|^/proc/||; s|/.*||' | sort -un | head -n 1)
+  holder=
+  for open in $(find /proc/[0-9]*/fd -maxdepth 1 \( -lname /var/lib/dpkg/lock-frontend -o -lname /var/lib/dpkg/lock \
+    -o -lname /var/lib/apt/lists/lock -o -lname /var/cache/apt/archives/lock \) 2>/dev/null); do
+    # A container's file of that name is another file.
+    [ "$open" -ef "$(readlink "$open")" ] || continue
+    holder=${open#/proc/} holder=${holder%%/*}
+    break
+  done
   [ -n "$holder" ] || exit 0
   who="process $holder ($(tr '\0' ' ' <"/proc/$holder/cmdline" 2>/dev/null | cut -c 1-120))"
   if [ "$waited" -ge "$limit" ]; then
