@@ -9,6 +9,7 @@ from gpuwright import boot, wishes
 from gpuwright.spec.fault import SettingPath
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found
+from roles.kernel.hardening import MODULES
 from roles.kernel.weakening import weakens
 
 # What the node boots from and into; a wrong one and it does not come back.
@@ -193,6 +194,17 @@ def modules_a_node_needs_stay(spec: NodeSpec) -> Iterator[Found]:
             yield Found(path, f"is needed: {NEEDED_MODULES[module]}")
 
 
+def kept_modules_are_of_a_profile(spec: NodeSpec) -> Iterator[Found]:
+    """Another name keeps nothing: most likely it is misspelt, and the module meant is blocked."""
+    known = [setting.name for setting in MODULES]
+    for module in spec.kernel.kept_modules if spec.kernel else ():
+        if module not in known:
+            sentence = (
+                f"keeps nothing: no profile blocks a module of this name; those that one does are {', '.join(known)}"
+            )
+            yield Found(("kernel", "kept_modules", module), sentence, show=False)
+
+
 def roles_agree(spec: NodeSpec) -> Iterator[Found]:
     for one, other in boot.clashes(boot.together(wishes.of_roles(spec))):
         blamed = one if one.role == "kernel" != other.role else other
@@ -229,5 +241,6 @@ RULES = (
     the_line_is_not_too_long,
     sysctls_keep_the_node_working,
     modules_a_node_needs_stay,
+    kept_modules_are_of_a_profile,
     roles_agree,
 )
