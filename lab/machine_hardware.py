@@ -38,12 +38,12 @@ KINDS: dict[str, tuple[Node, ...]] = {
     # A coherent accelerator's memory is a node without processors (gpu-node.md, section 3). Linux numbers nodes with
     # processors first. 2 GiB on node 0: a download of 2.4 GB spills onto node 2, which Linux prefers to node 1 because
     # nobody computes there (mm/page_alloc.c, find_next_best_node).
-    "hbm": (Node(2048, cpus=2, accelerators=(1, 1, 2)), Node(512, cpus=1), Node(1024)),
+    "hbm": (Node(2048, cpus=1, accelerators=(1, 1, 2)), Node(512, cpus=1), Node(1024)),
     # Two sockets, each with its own accelerators.
     "pairs": (Node(1536, cpus=2, accelerators=(1, 1)), Node(1536, cpus=2, accelerators=(2,))),
 }
 KIND_TITLES = {
-    "hbm": "node 0: 2 CPUs, 2 GiB, 4 accelerators; node 1: 1 CPU, 0.5 GiB; node 2: 1 GiB without CPUs",
+    "hbm": "node 0: 1 CPU, 2 GiB, 4 accelerators; node 1: 1 CPU, 0.5 GiB; node 2: 1 GiB without CPUs",
     "pairs": "nodes 0 and 1: 2 CPUs, 1.5 GiB and 2 accelerators each",
 }
 
@@ -54,10 +54,12 @@ def arguments(kind: str, accelerator: Sequence[str]) -> list[str]:
     Expects drives ``disk`` and a network ``net``. ``accelerator``: from ``acceleration``.
     """
     nodes = KINDS[kind]
+    processors = sum(node.cpus for node in nodes)
     argv = [
         *accelerator,
         *("-m", f"{sum(node.memory for node in nodes)}M"),
-        *("-smp", str(sum(node.cpus for node in nodes))),
+        # A socket per node: Linux warns where processors that share one are on different nodes, and is "tainted" from then on.
+        *("-smp", f"{processors},sockets={sum(1 for node in nodes if node.cpus)}"),
         *("-nodefaults", "-display", "none", "-vga", "none"),
         *("-drive", f"if=pflash,unit=0,format=raw,readonly=on,file={_FIRMWARE[0]}"),
         *("-drive", "if=pflash,unit=1,format=qcow2,file=firmware.qcow2"),
@@ -132,9 +134,9 @@ def acceleration() -> list[str]:
     """KVM where it works, else emulation, as QEMU arguments."""
     if _kvm_works():
         return ["-machine", "q35,kernel-irqchip=split", "-accel", "kvm", "-cpu", "host"]
-    # Nothing after "max": with svm=off QEMU 7.2 gave a processor on which Linux printed /proc/mounts a letter short, and no
-    # mount was found again.
-    return ["-machine", "q35,kernel-irqchip=off", "-accel", "tcg,thread=multi", "-cpu", "max"]
+    # Four levels of page tables instead of five, each of which is walked by the emulator. Not svm=off: QEMU 7.2 then gave a
+    # processor on which Linux printed /proc/mounts a letter short, and no mount was found again.
+    return ["-machine", "q35,kernel-irqchip=off", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
 
 
 @functools.cache

@@ -53,7 +53,7 @@ _ESP_START, _ESP_SIZE = 1, 64  # MiB
 _ROOT_START, _ROOT_SIZE = 65, 12 * 1024  # MiB; the file is sparse
 _ROOT_UUID = "67707577-0000-4000-8000-000000000001"
 _ESP_SERIAL = "67707577"
-_VERSION = 4  # raise when build() changes what it makes
+_VERSION = 5  # raise when build() changes what it makes
 # What grub-install puts into its core image, and what grub.cfg of a plain server uses before it can load more.
 _GRUB_MODULES = ("part_gpt", "fat", "ext2", "normal", "search", "search_fs_uuid", "linux", "echo", "test", "configfile")
 

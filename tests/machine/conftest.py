@@ -1,8 +1,6 @@
-"""One booted machine for all tests that only need one. `./run proof` runs them; `./run test` runs none of them yet.
+"""One booted machine for all tests that only need one: emulated, a boot takes minutes. `./run proof` runs them all.
 
-Emulated, the firmware sometimes spins for minutes after a reboot from inside (seen once in two), so that a test which reboots
-says nothing when it fails. Until that is understood, what is to be sampled (two boots at most) stands here for who asks for it:
-`pytest tests/machine -m "not proof"`.
+What is sampled (two boots at most) stands here for who asks for it: `pytest tests/machine -m "not proof"`. `./run test` runs none of them.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def machine():
     """A machine of kind `hbm` with a blank disk that has the packages of the roles. Tests share it: leave it as you found it, or `reset` it."""
     [machine] = lab.up_machines(["node-1"], "hbm", blank=True)
     yield machine
-    machine.destroy()
+    machine.power_off()  # what it was at its first boot is kept: the next file of tests goes back to that in seconds
 
 
 @pytest.fixture
