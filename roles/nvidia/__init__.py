@@ -101,6 +101,8 @@ def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, reboots: bool) -> None
             units=[SETTINGS_UNIT],
             stale=lambda later: [SETTINGS_UNIT] if judgement.settings(spec, later.read(NVIDIA)) else (),
         )
+    if hardware.gpus.count and spec.ours:
+        operations.cards_known(name=f"Know the cards of {host.name} by their UUIDs", hardware=hardware)
     operations.verified(name=f"Read back the driver of {host.name}", spec=spec, hardware=hardware, may_wait=not reboots)
 
 

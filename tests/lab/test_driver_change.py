@@ -1,7 +1,6 @@
 """A change of the driver on a host with two engines: drained, exchanged, rebooted, verified and back in service; or taken back.
 
-The engines are SIMULATED, the cards do not exist, the driver's packages are STAND-INS (lab/gpus, lab/repository), weights are put
-there by hand. apt, dpkg, systemd, Docker with CDI, SSH, pyinfra and the reboots are real.
+The engines are SIMULATED, the cards do not exist, the driver's packages and the hub are STAND-INS (lab/gpus, lab/repository). apt, dpkg, systemd, Docker with CDI, SSH, pyinfra and the reboots are real.
 """
 
 from __future__ import annotations
@@ -33,35 +32,6 @@ BOOT = "cat /proc/sys/kernel/random/boot_id"
 STATE = "/var/lib/gpuwright/nvidia"
 EVIDENCE = "/var/lib/gpuwright/evidence/driver"
 
-# The repository's own deploy, without the roles that would want a hub and a gateway.
-DEPLOY = """
-from pyinfra.context import ctx_host, ctx_state
-
-from gpuwright import connect, ownership, wishes
-from gpuwright.deploy import announce
-from gpuwright.spec.fleet import node
-from roles.base import base
-from roles.containers import containers, containers_verified
-from roles.engine import engine
-from roles.kernel import kernel, kernel_verified
-from roles.nvidia import nvidia, nvidia_verified
-
-host = ctx_host.get()
-connect.keep_tuned(ctx_state.get(), host)
-spec = node(host)
-barrier = wishes.barrier(spec)
-announce(host, barrier)
-ownership.retire_roles(present=spec.roles)
-base(spec.base)
-nvidia(spec.nvidia, hardware=spec.hardware)
-kernel(spec.kernel, wishes=barrier.wanted)
-kernel_verified(spec.kernel, wishes=barrier.wanted)
-nvidia_verified(spec.nvidia, hardware=spec.hardware, reboots=barrier.reboots)
-containers(spec.containers, gpus=spec.hardware.gpus.count)
-engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier)
-containers_verified(gpus=spec.hardware.gpus.count)
-"""
-
 
 class Site:
     """The host, its node file, and runs of pyinfra on it."""
@@ -72,7 +42,6 @@ class Site:
         self.cards = gpus.cards(name, 2)
         gpus.plug(self.host, self.cards)
         nvidia_trial.with_kernel(self.host)
-        self.host.run(engine_trial.PUT_WEIGHTS)
         self.node: dict[str, Any] = {
             **nvidia_trial.node_file(2, nvidia=nvidia_trial.driver(OLD)),
             "containers": {
@@ -81,7 +50,9 @@ class Site:
             },
             "models": {
                 "hub": "https://hub.lab",
-                "items": {"tiny": {"repo": "lab/tiny", "revision": engine_trial.COMMIT}},
+                "hub_ca": str(lab.ca_file()),
+                "reserve": "256 MiB",
+                "items": {"tiny": {"repo": "lab/tiny", "revision": "main"}},
             },
             "engine": {
                 "evidence_max": "16 MiB",
@@ -108,9 +79,14 @@ class Site:
             "from gpuwright.spec.fleet import fleet as _fleet\n"
             f"hosts = _fleet({ {self.host.name: settings}!r}, __file__, pins={lab.pins.read()!r})\n"
         )
-        (self.directory / "deploy.py").write_text(DEPLOY)
         return subprocess.Popen(
-            [str(Path(sys.executable).with_name("pyinfra")), "--json", "inventory.py", "deploy.py", *options],
+            [
+                str(Path(sys.executable).with_name("pyinfra")),
+                "--json",
+                "inventory.py",
+                REPOSITORY / "deploy.py",
+                *options,
+            ],
             cwd=self.directory,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.PIPE,
@@ -162,9 +138,10 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Two engines that serve with driver 580.95.05."""
-    from lab import images
+    from lab import hub, images
 
     images.build("sim")
+    hub.serve()
     repository.withdraw()
     repository.publish(*nvidia_trial.OFFERED)
     site = Site(tmp_path_factory.mktemp("change"), "change-1")
