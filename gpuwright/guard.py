@@ -30,10 +30,10 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
 
-from gpuwright import atomic, ownership, snapshot
+from gpuwright import atomic, ownership, sandbox, snapshot
 from gpuwright.atomic import File, Validate
 from gpuwright.ownership import RECORD, Owned
-from gpuwright.render import static
+from gpuwright.render import static, template
 from gpuwright.snapshot import Section, register
 
 SECONDS = 120
@@ -48,7 +48,10 @@ def files() -> list[File]:
     """What the guard needs on a node."""
     return [
         File(PROGRAM, static(f"base{PROGRAM}"), "0755"),
-        File(f"/etc/systemd/system/{UNIT}", static(f"base/etc/systemd/system/{UNIT}")),
+        File(
+            f"/etc/systemd/system/{UNIT}",
+            template(f"base/etc/systemd/system/{UNIT}.j2", sandbox=sandbox.guard().lines()),
+        ),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpuwright.audit import confinement
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
 from gpuwright.guard import GUARDS
@@ -415,4 +416,16 @@ CONTROLS = (
     ),
     *hardening_checks.CONTROLS,
     *auditing_checks.CONTROLS,
+    Control(
+        id="GPW-BASE-027",
+        title="Every unit of gpuwright is confined as it was shipped.",
+        reason="A drop-in that loosened a unit for an hour of debugging stays for years.",
+        severity="high",
+        observed=(confinement.SHOWN,),
+        predicate=confinement.as_shipped,
+        remedy="take the drop-in away (systemctl cat UNIT names it), then systemctl daemon-reload; "
+        "it counts from the unit's next start",
+        risk="what the drop-in was for does not work any more",
+        references=ref.KERNEL_PROTECTION,
+    ),
 )

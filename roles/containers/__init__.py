@@ -9,7 +9,7 @@ from pyinfra import logger
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import snapshot
+from gpuwright import sandbox, snapshot
 from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.packages import installed
@@ -52,7 +52,9 @@ GUARD_FILES = (
     ),
     File(
         f"/etc/systemd/system/{operations.GUARD_UNIT}",
-        static(f"containers/etc/systemd/system/{operations.GUARD_UNIT}"),
+        template(
+            f"containers/etc/systemd/system/{operations.GUARD_UNIT}.j2", sandbox=sandbox.neighbour_guard().lines()
+        ),
     ),
     File(
         "/etc/systemd/system/nftables.service.d/gpuwright-containers.conf",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import atomic, numa, ownership, packages, render
+from gpuwright import atomic, numa, ownership, packages, render, sandbox
 from gpuwright.boot import Barrier
 from gpuwright.ownership import Owned
 from roles.engine import container, operations
@@ -78,7 +78,13 @@ def model_directory(name: str, models: ModelsSpec) -> str:
 
 def image_job(name: str, one: Engine, nodes: str | None) -> atomic.File:
     """The unit that fetches the image of engine `name`."""
-    text = render.template("engine/etc/systemd/system/image.service.j2", name=name, engine=one, numa_nodes=nodes)
+    text = render.template(
+        "engine/etc/systemd/system/image.service.j2",
+        name=name,
+        engine=one,
+        numa_nodes=nodes,
+        sandbox=sandbox.image(name, one.image.archive).lines(),
+    )
     return atomic.File(f"/etc/systemd/system/gpuwright-image-{name}.service", text)
 
 
@@ -110,6 +116,7 @@ def wanted(
         engine=one,
         model_directory=directory,
         separation=separation,
+        sandbox=sandbox.engine(name, bool(one.gpus), judged, spec.page_cache_drop == "auto", models.store).lines(),
     )
     return operations.Wanted(
         name=name,

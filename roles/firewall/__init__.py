@@ -8,12 +8,12 @@ import ipaddress
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import guard, ownership, snapshot
+from gpuwright import guard, ownership, sandbox, snapshot
 from gpuwright.atomic import File, Validate
 from gpuwright.guard import Undo
 from gpuwright.ingress import Ingress
 from gpuwright.ownership import Owned
-from gpuwright.render import static
+from gpuwright.render import static, template
 from roles.firewall.facts import FIREWALL, Firewall
 from roles.firewall.spec import FirewallSpec
 from roles.firewall.table import PATH, TABLE, differences, rules
@@ -95,7 +95,7 @@ def files(spec: FirewallSpec, ports: Ingress) -> list[File]:
     script = "/usr/local/lib/gpuwright/nftables-conf"
     return [
         File(PATH, rules(spec, ports)),
-        File(unit, static(f"firewall{unit}")),
+        File(unit, template(f"firewall{unit}.j2", sandbox=sandbox.firewall().lines())),
         File(script, static(f"firewall{script}"), "0755"),
         File(drop_in, static(f"firewall{drop_in}")),
     ]

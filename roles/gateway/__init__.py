@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyinfra.api import OperationError, deploy
 
-from gpuwright import render
+from gpuwright import render, sandbox
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.spec.secret import SecretError, resolve
@@ -49,13 +49,16 @@ def gateway(spec: GatewaySpec, engines: Sequence[Upstream]) -> None:
     except OSError as error:
         raise OperationError(f"gateway.tls: cannot read {error.filename} ({error.strerror})") from None
 
+    low_port = any(listen.port < 1024 for listen in spec.listen)
+
     def unit(identity: str) -> bytes:
         return render.template(
             "gateway/etc/systemd/system/gpuwright-gateway.service.j2",
             version=spec.caddy.version,
             drain=spec.drain,
-            low_port=any(listen.port < 1024 for listen in spec.listen),
+            low_port=low_port,
             unit_identity=identity,
+            sandbox=sandbox.gateway(low_port).lines(),
         )
 
     unit_identity = hashlib.sha256(unit("")).hexdigest()[:32]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyinfra.api import OperationError, deploy
 
-from gpuwright import atomic, numa, ownership, packages, render
+from gpuwright import atomic, numa, ownership, packages, render, sandbox
 from gpuwright.spec.secret import SecretError, resolve
 from roles.models import operations
 from roles.models.operations import SCRIPTS, Job
@@ -69,6 +69,7 @@ def job(name: str, model: Model, spec: ModelsSpec, nodes: str | None) -> Job:
         spec=spec,
         numa_nodes=nodes,
         token=spec.token is not None and model.source is None,
+        sandbox=sandbox.model(name, spec.store, model.source).lines(),
     )
     return Job(
         name,
@@ -93,6 +94,7 @@ def files(spec: ModelsSpec, hardware: Hardware) -> list[atomic.File]:
                 "models/etc/systemd/system/gpuwright-model-verify@.service.j2",
                 spec=spec,
                 numa_nodes=numa.io_nodes(spec.numa_nodes, hardware),
+                sandbox=sandbox.verification(spec.store).lines(),
             ),
         ),
     ]

@@ -8,7 +8,7 @@ from pyinfra import logger
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import repository, snapshot
+from gpuwright import repository, sandbox, snapshot
 from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, recorded_of, retire
 from gpuwright.packages import installed
@@ -127,7 +127,7 @@ def setting_files(spec: NvidiaSpec) -> list[File]:
     return [
         File(_CARDS_CONF, conf),
         File(_SETTER, static(f"nvidia{_SETTER}"), "0755"),
-        File(unit, static(f"nvidia{unit}")),
+        File(unit, template(f"nvidia{unit}.j2", sandbox=sandbox.gpu_settings().lines())),
     ]
 
 
@@ -147,7 +147,7 @@ def driver_files(spec: NvidiaSpec, hardware: Hardware, names: Packages, system: 
         File(_DRIVER_CONF, conf),
         File(_PREFERENCES, pins),
         File(SCRIPT, static(f"nvidia{SCRIPT}"), "0755"),
-        File(unit, static(f"nvidia{unit}")),
+        File(unit, template(f"nvidia{unit}.j2", sandbox=sandbox.driver_settle().lines())),
         File(_ENGINES, static(f"nvidia{_ENGINES}")),
     ]
     if spec.repository_key is not None:

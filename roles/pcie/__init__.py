@@ -9,7 +9,7 @@ from pyinfra import logger
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import snapshot
+from gpuwright import sandbox, snapshot
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import retire
 from gpuwright.packages import installed
@@ -136,7 +136,7 @@ def role_files(spec: PcieSpec, hardware: Hardware) -> list[File]:
         File(SETTINGS, settings),
         File(f"{SCRIPTS}/acs-word", static(f"pcie{SCRIPTS}/acs-word"), "0755"),
         File(f"{SCRIPTS}/acs-clear", static(f"pcie{SCRIPTS}/acs-clear"), "0755"),
-        File(unit, static(f"pcie{unit}")),
+        File(unit, template(f"pcie{unit}.j2", sandbox=sandbox.acs().lines())),
         File(RULES, rules),
     ]
 

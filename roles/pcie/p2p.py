@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuwright import atomic, render
+from gpuwright import atomic, render, sandbox
 from gpuwright.ownership import Owned
 from gpuwright.peers import PeerGroup
 from roles.pcie.p2p_spec import P2pSpec
@@ -43,7 +43,12 @@ def files(spec: P2pSpec, groups: Sequence[PeerGroup]) -> list[atomic.File]:
         ),
         atomic.File(
             "/etc/systemd/system/gpuwright-p2p.service",
-            render.template("pcie/etc/systemd/system/gpuwright-p2p.service.j2", spec=spec, groups=groups),
+            render.template(
+                "pcie/etc/systemd/system/gpuwright-p2p.service.j2",
+                spec=spec,
+                groups=groups,
+                sandbox=sandbox.p2p().lines(),
+            ),
         ),
     ]
 

@@ -150,7 +150,10 @@ _NO_FILTER = (
     "ProtectKernelTunables=no\\nProtectKernelModules=no\\nProtectKernelLogs=no\\nProtectClock=no\\nProtectHostname=no\\n"
     "PrivateDevices=no\\n"
 )
+# A unit that is confined otherwise than it was shipped is one for the control of all units, too.
+_CONFINED = {"GPW-BASE-027": "it looks at the confinement of every unit"}
 _WITH_THE_FILTER = {
+    **_CONFINED,
     "GPW-GATE-007": "PrivateDevices= has a filter too",
     "GPW-GATE-008": "systemd enforces these settings through the filter",
 }
@@ -208,6 +211,9 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "GPW-BASE-021": _apt('Unattended-Upgrade::Origins-Pattern {"origin=Debian,codename=trixie,label=Debian";};'),
     "GPW-BASE-022": _apt('Unattended-Upgrade::Update-Days {"1";};'),
+    "GPW-BASE-027": _drop_in(
+        f"gpuwright-image-{ENGINE}.service", "[Service]\\nReadWritePaths=/etc\\nSystemCallFilter=@mount\\n"
+    ),
     # --- access (server-cis1, with a notice, deployed by an account with sudo; tests/lab/test_access.py)
     "GPW-ACCS-001": _sshd("Match all\\n PermitRootLogin yes\\n"),
     "GPW-ACCS-002": _sshd("Match all\\n PasswordAuthentication yes\\n"),
@@ -349,7 +355,7 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "GPW-MODL-008": _drop_in(_JOB, "[Service]\\nNUMAPolicy=default\\nNUMAMask=\\n"),
     "GPW-MODL-009": _drop_in(_JOB, "[Service]\\nDynamicUser=no\\nUser=root\\n"),
-    "GPW-MODL-010": _drop_in(_JOB, "[Service]\\nNoNewPrivileges=no\\n"),
+    "GPW-MODL-010": _drop_in(_JOB, "[Service]\\nNoNewPrivileges=no\\n", also=_CONFINED),
     # --- engine
     "GPW-ENGN-001": Sabotage(f"systemctl disable --quiet {_UNIT}", f"systemctl enable --quiet {_UNIT}", heals=True),
     "GPW-ENGN-002": Sabotage(
@@ -425,7 +431,7 @@ SABOTAGES: dict[str, Sabotage] = {
         heals=True,
     ),
     "GPW-GATE-003": _drop_in(_GATEWAY, "[Service]\\nUser=daemon\\n", _RESTART_GATEWAY),
-    "GPW-GATE-004": _drop_in(_GATEWAY, "[Service]\\nCapabilityBoundingSet=CAP_CHOWN\\n", _RESTART_GATEWAY),
+    "GPW-GATE-004": _drop_in(_GATEWAY, "[Service]\\nCapabilityBoundingSet=CAP_CHOWN\\n", _RESTART_GATEWAY, _CONFINED),
     "GPW-GATE-005": _drop_in(
         _GATEWAY,
         f"{_NO_FILTER}NoNewPrivileges=no\\n",
@@ -436,9 +442,9 @@ SABOTAGES: dict[str, Sabotage] = {
         },
     ),
     "GPW-GATE-006": _drop_in(_GATEWAY, _NO_FILTER, _RESTART_GATEWAY, _WITH_THE_FILTER),
-    "GPW-GATE-007": _drop_in(_GATEWAY, "[Service]\\nProtectHome=no\\n", _RESTART_GATEWAY),
-    "GPW-GATE-008": _drop_in(_GATEWAY, "[Service]\\nMemoryDenyWriteExecute=no\\n"),
-    "GPW-GATE-009": _drop_in(_GATEWAY, "[Service]\\nLimitCORE=infinity\\n", _RESTART_GATEWAY),
+    "GPW-GATE-007": _drop_in(_GATEWAY, "[Service]\\nProtectHome=no\\n", _RESTART_GATEWAY, _CONFINED),
+    "GPW-GATE-008": _drop_in(_GATEWAY, "[Service]\\nMemoryDenyWriteExecute=no\\n", also=_CONFINED),
+    "GPW-GATE-009": _drop_in(_GATEWAY, "[Service]\\nLimitCORE=infinity\\n", _RESTART_GATEWAY, _CONFINED),
     "GPW-GATE-010": _drop_in(_GATEWAY, "[Service]\\nTimeoutStopSec=7\\n"),
     "GPW-GATE-011": _mode(_KEYS, "0644", "0640", heals=True),
     "GPW-GATE-012": Sabotage(

@@ -265,6 +265,7 @@ DOCTORED = {
     "GPW-BASE-025": [("kernel-audit", "status lost 0", "status lost 3")],
     "GPW-BASE-026": [("audit-base-auditd", "mode 640 0 f /var/log", "mode 644 0 f /var/log")],
     "GPW-BASE-022": [("audit-base-origins", r"\Z", "\nUpdate-Days 1")],
+    "GPW-BASE-027": [("audit-base-confinement", "NoNewPrivileges=yes", "NoNewPrivileges=no")],
     "GPW-CONT-001": [("units", "(?s)(Id=docker.service.*?)UnitFileState=enabled", r"\1UnitFileState=disabled")],
     "GPW-CONT-002": [("audit-docker-daemon", '"live_restore":true', '"live_restore":false')],
     "GPW-CONT-003": [("audit-docker-daemon", "/var/lib/docker", "/data/docker")],
