@@ -245,7 +245,7 @@ def _signed(seen: Snapshot, spec: NodeSpec) -> Verdict:
     if isinstance(now, Verdict):
         return now
     if now.secure_boot is None:
-        return not_applicable("there is no Secure Boot here (mokutil says nothing)")
+        return not_applicable("the firmware tells nothing of Secure Boot: no UEFI, or a container")
     if not now.secure_boot:
         return not_applicable("Secure Boot is off")
     faults = _found(now, "signature")

@@ -131,7 +131,7 @@ def _facts(seen: Nvidia) -> list[tuple[str, str]]:
         f"{kernel.release}{' (runs)' if kernel.release == seen.running_kernel else ''}: {kernel.module or 'no module'}"
         for kernel in seen.kernels
     )
-    boot = {True: "on", False: "off", None: "cannot tell"}[seen.secure_boot]
+    boot = {True: "on", False: "off", None: "the firmware tells nothing: no UEFI, or a container"}[seen.secure_boot]
     return [
         ("module", module),
         ("library", seen.library or seen.smi_failed or ("unknown" if seen.smi else "nvidia-smi is not installed")),

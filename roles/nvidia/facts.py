@@ -76,7 +76,14 @@ for kernel in lib/modules/*/; do
   printf '%s\t%s\t%s\t%s\n' "$name" "$headers" "$version" "$signer"
 done | put kernels
 uname -r | put running
-! command -v mokutil >/dev/null || mokutil --sb-state 2>&1 | put secure-boot
+if command -v mokutil >/dev/null; then
+  mokutil --sb-state 2>&1 | put secure-boot
+else
+  # The firmware's own variable, after four bytes of attributes; not there without UEFI, and not in a container.
+  for file in sys/firmware/efi/efivars/SecureBoot-8be4df61-*; do
+    [ ! -r "$file" ] || od -An -tu1 -j4 -N1 "$file" | sed 's/ *1/SecureBoot enabled/; s/ *0/SecureBoot disabled/' | put secure-boot
+  done
+fi
 # Enrolled is not yet trusted: what counts is the kernel's own rings (deepin kernel#2144, pop-os linux#447).
 if command -v keyctl >/dev/null; then
   for ring in .builtin_trusted_keys .secondary_trusted_keys .machine; do keyctl list "%:$ring" 2>/dev/null; done | put keys

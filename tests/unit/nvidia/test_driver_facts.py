@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuwright.snapshot import CouldNotLook, Snapshot
-from roles.nvidia import facts
+from roles.nvidia import equality, facts
 from roles.nvidia.facts import NVIDIA, Nvidia
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)\nGCC version:  gcc 14\n"
@@ -75,7 +76,7 @@ class Root:
         # dpkg, systemctl and the like of the machine that runs the tests are not the node's.
         tools = self.path / "tools"
         tools.mkdir(exist_ok=True)
-        for name in ("base64", "cat", "readlink", "timeout", "head", "grep", "tr", "uname", "sh"):
+        for name in ("base64", "cat", "readlink", "timeout", "head", "grep", "tr", "uname", "sh", "od", "sed"):
             (tools / name).unlink(missing_ok=True)
             found = next(Path(folder) / name for folder in ("/usr/bin", "/bin") if (Path(folder) / name).exists())
             (tools / name).symlink_to(found)
@@ -267,3 +268,29 @@ def test_a_call_that_hung_is_a_sentence():
     assert (
         facts.parse(say(module_version=OPEN, smi_cards="124\n")).smi_failed == "nvidia-smi did not answer within 12 s"
     )
+
+
+@pytest.mark.parametrize("byte, state", [(1, True), (0, False)])
+def test_secure_boot_is_the_firmwares_own_variable_where_mokutil_is_missing(root: Root, byte: int, state: bool):
+    root.write("sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c", "\6\0\0\0" + chr(byte))
+    assert root.seen().secure_boot is state
+
+
+def test_what_a_borrowed_h200_said():
+    """Read on a machine with one H200, driver 580.159.04, without systemd, packages of the driver and UEFI; its UUID is zeroed."""
+    said = json.loads((Path(__file__).parent / "fixtures/h200.json").read_text())
+    seen = facts.parse(
+        "".join(
+            f"{name} {base64.b64encode(content.encode()).decode()}\n" for name, all in said.items() for content in all
+        )
+    )
+    assert seen.module is not None
+    assert (seen.module.version, seen.module.open, seen.module.hmm_disabled) == ("580.159.04", True, False)
+    [card] = seen.cards
+    assert (card.name, card.memory, card.compute_capability) == ("NVIDIA H200", 143771, "9.0")
+    assert (card.power, card.power_min, card.power_max, card.persistence) == (700.0, 200.0, 700.0, True)
+    # The library tells its release without the last part; cuda-compat is the toolkit's, not the driver's.
+    assert seen.library == "580.159"
+    assert equality.every_driver_package(seen) == []
+    assert (seen.nvswitches, seen.secure_boot, seen.units, seen.kernels) == (0, None, None, ())
+    assert equality.findings(seen) == []
