@@ -11,7 +11,7 @@ from pyinfra import logger
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import guard, snapshot
+from gpuwright import guard, sandbox, snapshot
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import retire
 from gpuwright.packages import installed
@@ -136,7 +136,7 @@ def recorder_files() -> list[File]:
     unit = f"/etc/systemd/system/{RECORDER}"
     return [
         File(RECORDER_SCRIPT, static(f"base{RECORDER_SCRIPT}"), "0755"),
-        File(unit, template(f"base{unit}.j2", digest=recorder_digest())),
+        File(unit, template(f"base{unit}.j2", digest=recorder_digest(), sandbox=sandbox.gpu_faults().lines())),
     ]
 
 

@@ -119,7 +119,11 @@ def stale(seen: snapshot.Snapshot) -> list[str]:
 
 def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress) -> None:
     """Raise OperationError, one sentence per fault, for a host on which these rules must not be loaded."""
-    faults = []
+    faults = [
+        f"{name}: {directory} is read-only, so rules would be gone with the next boot; make it writable (mount -o remount,rw /), or "
+        "leave out 'firewall:'."
+        for directory in seen.read_only
+    ]
     for other in seen.others:
         off = {"ufw": "ufw disable", "firewalld": "systemctl disable --now firewalld.service"}[other]
         faults.append(

@@ -17,6 +17,7 @@ from roles.firewall.table import PATH, TABLE, Table, parse
 # looked for in the processes above.
 _SCRIPT = rf"""
 put() {{ printf '%s ' "$1"; base64 -w0; echo; }}
+[ -w /etc ] || echo /etc | put read-only
 command -v nft >/dev/null || exit 0
 if table=$(nft -j list table {TABLE} 2>/dev/null); then printf '%s' "$table" | put live; fi
 if [ -e {PATH} ]; then
@@ -47,6 +48,7 @@ class Firewall:
     client: str | None  # address that this run's connection comes from, as the node sees it
     ssh_port: int | None  # port that this run's connection came in by
     uplinks: tuple[str, ...]  # interfaces that lead away from the node
+    read_only: tuple[str, ...] = ()  # directories that this role writes to and cannot
 
 
 def read(text: str) -> Firewall:
@@ -65,6 +67,7 @@ def read(text: str) -> Firewall:
         others=tuple(said.get("other", [])),
         client=str(client) if client else None,
         ssh_port=int(connection[3]) if client else None,
+        read_only=tuple(said.get("read-only", [])),
         uplinks=tuple(dict.fromkeys(name for answer in said.get("uplinks", []) for name in answer.split())),
     )
 

@@ -364,6 +364,23 @@ def test_another_firewall_is_refused_before_anything_changes(node, package, on, 
     node.deploy()
 
 
+def test_a_read_only_etc_is_refused_before_anything_changes(node):
+    before = node.sh(TABLE)
+    node.node["base"] = {"journal_max_use": "1 GiB"}
+    node.node["firewall"]["ports"] = [{"port": 8001, "networks": networks(node), "reason": "anything"}]
+    node.sh("mount --bind /etc /etc; mount -o remount,bind,ro /etc")
+    try:
+        run = node.run("-y")
+        assert run.status == 1
+        assert "/etc is read-only, so rules would be gone with the next boot" in run.said
+        assert run.changed == []
+        assert node.sh(TABLE) == before
+    finally:
+        node.sh("umount /etc")
+        del node.node["firewall"]["ports"], node.node["base"]
+    assert node.deploy().changed == []
+
+
 def test_a_node_file_that_shuts_the_deploy_out_is_refused(node):
     before = node.sh(TABLE)
     node.node["firewall"]["ssh"] = ["192.0.2.0/24"]

@@ -67,6 +67,19 @@ def test_what_differs_is_known_different_and_explained(confined: sandbox.Confine
     assert max(map(len, confined.lines().splitlines())) <= 120
 
 
+def test_units_without_settings_are_rendered_with_it() -> None:
+    """Those of roles that are rendered nowhere else without a host."""
+    from gpuwright import guard
+    from roles import base, pcie
+    from gpuwright.spec.node import Hardware
+    from roles.pcie.spec import PcieSpec
+
+    found = [*guard.files(), *base.recorder_files(), *pcie.role_files(PcieSpec(), Hardware())]
+    units = [file.data.decode() for file in found if file.path.endswith(".service")]
+    assert len(units) == 3
+    assert all("SystemCallFilter=~@privileged\n" in unit for unit in units)
+
+
 def test_a_path_in_a_home_or_among_temporary_files_is_seen() -> None:
     assert sandbox.model("one", "/srv/models", None).values["ProtectHome"] == "yes"
     assert sandbox.model("one", "/srv/models", "/home/alice/w").values["ProtectHome"] == "read-only"
@@ -75,13 +88,24 @@ def test_a_path_in_a_home_or_among_temporary_files_is_seen() -> None:
     assert sandbox.engine("one", False, False, False, "/root/models").values["ProtectHome"] == "read-only"
 
 
-@pytest.mark.parametrize("inventory", ["prod.py", "staging.py"])
-def test_every_unit_of_the_machines_that_ship_has_a_row(inventory: str) -> None:
-    for spec in collect(REPOSITORY / "inventory" / inventory).specs.values():
-        rows = {confined.unit for confined in sandbox.of_node(spec)}
-        assert {f"gpuwright-engine-{name}.service" for name in (spec.engine.engines if spec.engine else ())} <= rows
-        assert {f"gpuwright-model-{name}.service" for name in (spec.models.items if spec.models else ())} <= rows
-        assert "gpuwright-guard.service" in rows
+def test_every_unit_of_the_machines_that_ship_has_a_row(tmp_path: Path) -> None:
+    nodes = sorted(file.stem for file in (REPOSITORY / "inventory/nodes").glob("*.yaml"))
+    (tmp_path / "nodes").symlink_to(REPOSITORY / "inventory/nodes")
+    inventory = tmp_path / "site.py"
+    inventory.write_text(
+        "from gpuwright.spec.fleet import fleet as _fleet\n"
+        f"hosts = _fleet({{name: {{'node': name}} for name in {nodes}}}, __file__)\n"
+    )
+    specs = collect(inventory).specs
+    assert len(specs) >= 8
+    for spec in specs.values():
+        rows = [confined.unit for confined in sandbox.of_node(spec)]
+        assert len(rows) == len(set(rows))
+        assert {f"gpuwright-engine-{name}.service" for name in (spec.engine.engines if spec.engine else ())} <= set(
+            rows
+        )
+        assert {f"gpuwright-model-{name}.service" for name in (spec.models.items if spec.models else ())} <= set(rows)
+        assert {"gpuwright-guard.service", "gpuwright-gpu-faults.service"} <= set(rows)
 
 
 def test_system_calls_are_read_as_systemd_reads_them() -> None:

@@ -161,6 +161,7 @@ def test_a_run_that_stays_inside_is_not_refused(client):
         ({"connection": "192.0.2.5 50000 10.20.0.1 22"}, "this run comes from 192.0.2.5, and firewall.ssh lets in 10.20.0.0/16, 2001:db8::/32 only: it would shut itself out. Add that address or its network to firewall.ssh."),
         ({"connection": "10.20.3.4 50000 10.20.0.1 2222"}, "this run came in by port 2222, and the firewall would open 22 for ssh: it would shut itself out. Set firewall.ssh_ports: [2222]."),
         ({"other": "ufw"}, "ufw is active and owns the packet filter of this host; two firewalls are one too many. Put what it allows into firewall.ports, run `ufw disable` and deploy again, or leave out 'firewall:'."),
+        ({"read-only": "/etc"}, "/etc is read-only, so rules would be gone with the next boot; make it writable (mount -o remount,rw /), or leave out 'firewall:'."),
         ({"other": "firewalld"}, "run `systemctl disable --now firewalld.service` and deploy again"),
         ({"uplinks": "eno1 br-lan"}, "br-lan leads out of this host, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one."),
     ],
