@@ -32,15 +32,20 @@ class PeerGroup:
     separation: Separation
 
 
-def peer_groups(spec: NodeSpec) -> tuple[PeerGroup, ...]:
-    """The engines of more than one GPU, in the order of their node file; none where role pcie does not judge P2P.
-
-    Raises ValueError for an unpinned image.
-    """
-    from roles.engine.container import separation
-
+def judged_engines(spec: NodeSpec) -> tuple[str, ...]:
+    """The engines of more than one GPU, in the order of their node file; none where role pcie does not judge P2P."""
     if spec.engine is None or spec.pcie is None or spec.pcie.p2p.mode == "off":
         return ()
+    return tuple(name for name, engine in spec.engine.engines.items() if len(engine.gpus) > 1)
+
+
+def peer_groups(spec: NodeSpec) -> tuple[PeerGroup, ...]:
+    """The GPUs of each engine of `judged_engines`. Raises ValueError for an unpinned image."""
+    from roles.engine.container import separation
+
+    if spec.engine is None:
+        return ()
+    found = {name: spec.engine.engines[name] for name in judged_engines(spec)}
     return tuple(
         PeerGroup(
             name,
@@ -50,8 +55,7 @@ def peer_groups(spec: NodeSpec) -> tuple[PeerGroup, ...]:
             {key: value for key, value in engine.environment.items() if key.startswith(("NCCL_", "CUDA_"))},
             separation(engine),
         )
-        for name, engine in spec.engine.engines.items()
-        if len(engine.gpus) > 1
+        for name, engine in found.items()
     )
 
 

@@ -380,7 +380,7 @@ def _temporary(*paths: str | None) -> list[Deviation]:
 def of_node(spec: NodeSpec) -> tuple[Confined, ...]:
     """Every unit that a node may have by its node file; a container has no ``gpuwright-acs.service``, and a Docker that
     keeps neighbours away itself no ``gpuwright-neighbour-guard.service``."""
-    from gpuwright.peers import peer_groups
+    from gpuwright.peers import judged_engines
 
     found = [guard(), gpu_faults()]
     if spec.firewall:
@@ -391,7 +391,7 @@ def of_node(spec: NodeSpec) -> tuple[Confined, ...]:
         found.append(acs())
     if spec.nvidia:
         found += [driver_settle(), gpu_settings()]
-    judged = {group.engine for group in peer_groups(spec)}
+    judged = judged_engines(spec)
     if judged:
         found.append(p2p())
     if spec.models:

@@ -70,8 +70,8 @@ def test_what_differs_is_known_different_and_explained(confined: sandbox.Confine
 def test_units_without_settings_are_rendered_with_it() -> None:
     """Those of roles that are rendered nowhere else without a host."""
     from gpuwright import guard
-    from roles import base, pcie
     from gpuwright.spec.node import Hardware
+    from roles import base, pcie
     from roles.pcie.spec import PcieSpec
 
     found = [*guard.files(), *base.recorder_files(), *pcie.role_files(PcieSpec(), Hardware())]
