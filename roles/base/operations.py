@@ -16,7 +16,7 @@ systemctl daemon-reload || exit 1
 now=$(systemctl show --property=DefaultLimitCORE --value)
 [ "$now" = 0 ] || {
   echo "gpuwright: systemd still starts units with LimitCORE=$now; a file read after zz-gpuwright.conf says so:" >&2
-  grep -rl '^ *DefaultLimitCORE' /etc/systemd/system.conf.d /run/systemd/system.conf.d /usr/lib/systemd/system.conf.d 2>/dev/null >&2
+  grep -rl '^ *DefaultLimitCORE' /etc/systemd/system.conf.d /run/systemd/system.conf.d /usr/lib/systemd/system.conf.d 2>/dev/null | sed 's/^/gpuwright:   /' >&2
   exit 1
 }
 """
