@@ -156,14 +156,15 @@ def reboot(wanted: Wishes, timeout: int) -> Generator[PyinfraCommand, None, None
         else:
             host.noop("nothing needs a reboot")
         return
-    if not_again(now, reasons):
+    changing = [change for change in wanted.changes if change.pending(seen)]
+    # What is exchanged has a record of its own of what failed; a power cut is no failure of it.
+    if not changing and not_again(now, reasons):
         yield refusal(
             f"not rebooted again: the last reboot did not bring it ({'; '.join(reasons)}); "
             f"to try once more: rm {boot.STATE}/reboot"
         )
         return
     yield FunctionCommand(_refuse_after_failure, (), {})
-    changing = [change for change in wanted.changes if change.pending(seen)]
     snapshot.forget(host)
     # A kernel without its drivers is no reason to stop what serves.
     for change in wanted.changes:
