@@ -93,8 +93,8 @@ def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, reboots: bool) -> None
     if spec.ours and not spec.hold:
         names = packages(spec, snapshot.read(host).read(snapshot.SYSTEM)).driver
         operations.held(name="Hold the driver's packages at their version", names=names)
-    if spec.persistence and spec.ours and hardware.gpus.count:
-        operations.persistence(name=f"Run {operations.PERSISTENCE}")
+    if spec.ours and not spec.hold and hardware.gpus.count:
+        operations.daemons_running(name="Run what runs beside the driver: persistence, fabric manager", spec=spec)
     if sets_cards(spec) and hardware.gpus.count:
         running(
             name=f"Run {SETTINGS_UNIT}: {said(spec)}",

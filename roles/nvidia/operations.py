@@ -22,8 +22,6 @@ from roles.nvidia.wishes import ROLE, SCRIPT
 if TYPE_CHECKING:  # the node's description is composed of the roles' own parts, so it imports this package
     from gpuwright.spec.node import Hardware
 
-PERSISTENCE = "nvidia-persistenced.service"
-
 
 def _say_no(state: Any, host: Any, sentence: str) -> bool:
     host.log_styled(sentence, fg="red", log_func=logger.error)
@@ -95,22 +93,41 @@ def held(names: Sequence[str]) -> Generator[StringCommand, None, None]:
     yield StringCommand("apt-mark", "hold", "-q", *missing)
 
 
+def daemons(spec: NvidiaSpec, seen: Nvidia) -> list[str]:
+    """What has to run beside the driver: without the first a card that nobody uses forgets what it was set to, without the second
+    no GPU behind a switch computes."""
+    wanted = ["nvidia-persistenced"] if spec.persistence else []
+    return [*wanted, *(["nvidia-fabricmanager"] if spec.fabric_manager == "auto" and seen.nvswitches else [])]
+
+
 @operation()
-def persistence() -> Generator[StringCommand, None, None]:
-    """nvidia-persistenced is enabled and runs: without it a card that nobody uses forgets what it was set to."""
+def daemons_running(spec: NvidiaSpec) -> Generator[StringCommand, None, None]:
+    """The daemons are enabled and run.
+
+    + spec: the role's settings
+    """
     host = ctx_host.get()
     seen = snapshot.read(host).read(NVIDIA)
-    unit = (seen.units or {}).get("nvidia-persistenced")
-    # A unit that the package enables by itself is "static" or "enabled"; without a module it cannot run.
-    if unit is not None and unit.active == "active" and unit.enabled:
-        host.noop(f"{PERSISTENCE} runs")
-        return
-    if seen.module is None and unit is not None and unit.loaded:
-        host.noop(f"{PERSISTENCE} waits for the driver")
+    units = seen.units or {}
+    down = [
+        name
+        for name in daemons(spec, seen)
+        if (unit := units.get(name)) is None or not unit.enabled or (unit.active != "active" and seen.module)
+    ]
+    if not down:
+        host.noop(f"{', '.join(daemons(spec, seen)) or 'nothing'} runs")
         return
     snapshot.forget(host)
-    steps = f"systemctl enable -q {PERSISTENCE}; systemctl reset-failed {PERSISTENCE} 2>/dev/null; systemctl start {PERSISTENCE}"
-    yield StringCommand("sh", "-c", shlex.quote(steps))
+    # A daemon that ends again a moment after its start has said why; without a module none can run.
+    steps = [f"systemctl enable -q {name}.service" for name in down]
+    if seen.module or not ctx_state.get().is_executing:
+        steps += [
+            f"{{ systemctl reset-failed {name}.service 2>/dev/null; systemctl restart {name}.service && sleep 1 && "
+            f"systemctl is-active -q {name}.service; }} || {{ journalctl --quiet --no-pager --output=cat --lines=5 -u {name} >&2; "
+            "exit 1; }"
+            for name in down
+        ]
+    yield StringCommand("sh", "-c", shlex.quote("\n".join(steps)))
 
 
 @operation()
