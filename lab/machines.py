@@ -213,9 +213,10 @@ class Machine(Server):
         files = {
             **self._identity(),
             "etc/hosts": self._names(_CARD),
+            # Its card alone: every link of type ether would be Docker's, too, and taken off its bridge.
             # No default route: the lab's proxy, registry and hub are all there is, as for hosts.
             "etc/systemd/network/10-lab.network": (
-                f"[Match]\nType=ether\n\n[Network]\nAddress={_CARD}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n\n"
+                f"[Match]\nDriver=virtio_net\n\n[Network]\nAddress={_CARD}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n\n"
                 f"[Route]\nDestination={networks}\nGateway={_GATEWAY}\n"
             ),
             "etc/gpuwright-lab-machine": f"{self.hardware} {self.image}\n",

@@ -72,6 +72,17 @@ def test_packages_registry_and_hub_are_there_and_nothing_else(machine):
     assert machine.run(ask).stdout == "200"
 
 
+def test_networks_that_docker_makes_are_docker_s(machine):
+    """The machine's own network settings are its card's: given to a container's, they took it off its bridge."""
+    machine.run(
+        "ip link add lab0 type bridge; ip link add lab1 type veth peer name lab2; ip link set lab1 master lab0 up"
+    )
+    machine.run("ip link set lab0 up; ip link set lab2 up; sleep 5")
+    assert "master lab0" in machine.run("ip link show lab1").stdout
+    assert "10.0.2.15" not in machine.run("ip address show lab1; ip address show lab2; ip address show lab0").stdout
+    machine.run("ip link del lab1; ip link del lab0")
+
+
 def test_the_page_cache_of_a_download_spills_onto_the_node_without_processors(machine):
     """What the memory role is for: 2.4 GB written on a machine with 2 GiB on node 0."""
     write = "dd if=/dev/zero of=/root/big bs=1M count=2400 status=none; sync"
