@@ -9,7 +9,7 @@ from pyinfra import logger
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import sandbox, snapshot
+from gpuwright import repository, sandbox, snapshot
 from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, retire
 from gpuwright.packages import installed
@@ -22,9 +22,6 @@ from roles.containers.gpus.toolkit import devices, toolkit
 from roles.containers.operations import ROLE
 from roles.containers.spec import ContainersSpec, Registry
 
-KEY = "/etc/apt/keyrings/gpuwright-docker.asc"
-SOURCE = "/etc/apt/sources.list.d/gpuwright-docker.sources"
-
 # Debian splits the client off since 13 and only recommends it; apt runs without recommended packages.
 # Where the kernel has AppArmor, dockerd needs apparmor_parser to load the profile of its containers.
 _DISTRIBUTION = ("docker.io", "apparmor")
@@ -36,9 +33,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "ubuntu-26.04": _DISTRIBUTION,
 }
 DOCKER_REPOSITORY_PACKAGES = ("docker-ce", "docker-ce-cli", "containerd.io", "apparmor")
-
-# dpkg's name of what `uname -m` prints, for the sources file.
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 GUARD_FILES = (
     File(
@@ -177,25 +171,18 @@ def refuse(name: str, docker: Docker, spec: ContainersSpec, gpus: int, present: 
 
 def repository_files(spec: ContainersSpec, system: snapshot.System) -> tuple[File, ...]:
     """Docker's repository as a deb822 source with its key. Raises OperationError for a key file that is none."""
-    path = Path(str(spec.repository_key))
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise OperationError(f"containers.repository_key: {path} cannot be read: {error.strerror}") from None
-    if not key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----"):
-        raise OperationError(
-            f"containers.repository_key: {path} is not an ASCII-armoured public key; it must start with "
-            "-----BEGIN PGP PUBLIC KEY BLOCK-----"
-        )
-    source = template(
-        "containers/etc/apt/sources.list.d/gpuwright-docker.sources.j2",
-        repository=spec.repository.rstrip("/"),
-        distribution=system.id,
-        codename=system.codename,
-        architecture=_ARCHITECTURES[system.architecture],
-        key=KEY,
+    wanted = repository.Repository(
+        "docker",
+        f"{spec.repository.rstrip('/')}/{system.id}",
+        repository.ARCHITECTURES[system.architecture],
+        suites=system.codename,
+        components="stable",
     )
-    return File(KEY, key), File(SOURCE, source)
+    try:
+        key = repository.read_key(str(spec.repository_key))
+    except repository.BadKey as error:
+        raise OperationError(f"containers.repository_key: {error}") from None
+    return repository.files(ROLE, wanted, key)
 
 
 def authorities(registries: Sequence[Registry]) -> tuple[File, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpuwright.spec.base import ControllerPath, NodePath, Size, Strict
+from gpuwright.spec.base import ControllerPath, NodePath, Size, Strict, repository_url
 from roles.containers.gpus.spec import ToolkitSpec
 
 # Keys of daemon.json that other parts of a node rely on, and where their value belongs instead.
@@ -45,14 +45,8 @@ def _registry_host(value: str) -> str:
     return value
 
 
-def _repository_url(value: str) -> str:
-    if not re.fullmatch(r"(https?|file)://\S+", value):
-        raise ValueError("a package repository is an address that starts with https://, http:// or file:///")
-    return value.rstrip("/")
-
-
 RegistryHost = Annotated[str, AfterValidator(_registry_host)]
-RepositoryUrl = Annotated[str, AfterValidator(_repository_url)]
+RepositoryUrl = Annotated[str, AfterValidator(repository_url)]
 
 
 class Registry(Strict):

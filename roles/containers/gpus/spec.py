@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpuwright.spec.base import ControllerPath, Strict
+from gpuwright.spec.base import ControllerPath, Strict, repository_url
 
 # The first with units that renew the CDI specification (gpu-node.md 4.2).
 OLDEST = (1, 18, 0)
@@ -31,12 +31,6 @@ def _fingerprint(value: str) -> str:
     return digits
 
 
-def _address(value: str) -> str:
-    if not re.fullmatch(r"(https?|file)://\S+", value):
-        raise ValueError("a package repository is an address that starts with https://, http:// or file:///")
-    return value.rstrip("/")
-
-
 class ToolkitSpec(Strict):
     """NVIDIA's container toolkit, which writes the CDI specification that Docker gives GPUs by."""
 
@@ -48,7 +42,7 @@ class ToolkitSpec(Strict):
     version: Annotated[str, AfterValidator(_version)] | None = Field(
         default=None, description="of all four packages, exactly; needed unless source is vendor"
     )
-    repository: Annotated[str, AfterValidator(_address)] = Field(
+    repository: Annotated[str, AfterValidator(repository_url)] = Field(
         default="https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
         description="address of NVIDIA's flat repository or a mirror of it; $(ARCH) is apt's own word",
     )
