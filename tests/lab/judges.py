@@ -49,6 +49,7 @@ class Lynis:
     """One run: its hardening index, and what it said, as ``ID`` and sentence."""
 
     index: int
+    text: str
     warnings: set[tuple[str, str]] = field(default_factory=set)
     suggestions: set[tuple[str, str]] = field(default_factory=set)
 
@@ -63,7 +64,7 @@ def report(text: str) -> Lynis:
     index = re.search(r"^hardening_index=(\d+)$", text, re.M)
     if not index:
         raise ValueError("no hardening_index")
-    found = Lynis(int(index[1]))
+    found = Lynis(int(index[1]), text)
     for kind, entry in re.findall(r"^(warning|suggestion)\[\]=(.*)$", text, re.M):
         key, sentence, detail = [*entry.split("|"), "", ""][:3]
         said = sentence if detail in ("", "-") else f"{sentence} ({detail})"

@@ -41,6 +41,8 @@ def judged(request, tmp_path_factory):
                     node.connect = {"ssh_user": "deploy", "_sudo": True}
                 node.deploy()
             said[stage] = judges.lynis(node)
+            # Half an hour's work, kept where a run that is cut short leaves it.
+            (node.directory / f"lynis-{stage}.dat").write_text(said[stage].text)
             if release == "bookworm":
                 guides[stage] = judges.openscap(node)
         yield release, said, guides
