@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import shutil
 import subprocess
 
 import pytest
@@ -194,3 +196,51 @@ def test_all_four_packages_are_pinned_at_one_version():
 
 def test_a_vendors_toolkit_gets_no_file():
     assert toolkit_files(ToolkitSpec(), None) == ()
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_the_script_asks_every_container_with_gpus_and_no_other(tmp_path):
+    """The script itself, with a FAKE docker: one engine, one container of --gpus that lost its card, one without GPUs."""
+
+    def listed(number, name, requests, engine=""):
+        labels = {"gpuwright.engine": engine} if engine else {}
+        return {
+            "Id": str(number),
+            "Name": f"/{name}",
+            "Config": {"Labels": labels},
+            "HostConfig": {"DeviceRequests": requests},
+        }
+
+    found = [
+        listed(1, "gpuwright-main", [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={UUIDS[0]}"]}], "main"),
+        listed(2, "theirs", [{"Driver": "", "Count": -1, "DeviceIDs": None}]),
+        listed(3, "web", None),
+    ]
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f"""#!/bin/sh
+case "$1 $2" in
+  "container ls") printf '1\\n2\\n3\\n' ;;
+  "container inspect") cat {tmp_path}/found.json ;;
+  "exec 1") printf 'GPU 0: NVIDIA H200 (UUID: %s)\\n' {UUIDS[0]} ;;
+  "exec 2") echo 'Failed to initialize NVML: Unknown Error'; exit 255 ;;
+  *) echo "unexpected: $*" >&2; exit 9 ;;
+esac
+"""
+    )
+    docker.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said = subprocess.run(
+        ["sh", "-c", seen_inside.SCRIPT], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    ours, theirs = seen_inside.parse(said)
+    assert (ours.name, ours.engine, ours.given, ours.seen, ours.fault) == (
+        "gpuwright-main",
+        "main",
+        (UUIDS[0],),
+        (UUIDS[0],),
+        "",
+    )
+    assert (theirs.name, theirs.by_flag) == ("theirs", True)
+    assert theirs.fault.startswith("its GPUs are gone (Failed to initialize NVML: Unknown Error)")
