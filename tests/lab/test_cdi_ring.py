@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import cdi_trial
 import pytest
@@ -29,6 +30,7 @@ PACKAGES = (
 CDI = "Containers | Keep one CDI specification, of the loaded driver"
 HOLD = "Containers | Hold the container toolkit"
 KEPT = "/run/cdi/nvidia.yaml"
+_REFRESH = "systemctl reset-failed nvidia-cdi-refresh.service; systemctl restart nvidia-cdi-refresh.service"
 
 
 def mine(trial: Trial, run) -> list[str]:
@@ -307,6 +309,26 @@ def test_an_engine_that_lost_a_gpu_in_a_run_ends_it(node):
     finally:
         node.sh(f"systemctl restart {UNIT}", timeout=300)
     assert inside(node) == cards(node)[2:]
+
+
+def test_an_engine_keeps_its_cards_when_another_one_falls_silent(node):
+    """nvidia-smi then numbers the others anew: number 2 is the card that was 3."""
+    four, own = gpus.cards(node.host.name, 4), inside(node)
+    gpus.plug(node.host, [replace(card, hidden=number == 0) for number, card in enumerate(four)])
+    node.sh(_REFRESH)
+    assert cards(node).index(own[0]) == 1
+    node.sh(f"systemctl restart {UNIT}", timeout=300)
+    serving(node)
+    assert inside(node) == own
+
+
+def test_an_engine_whose_own_card_is_silent_is_refused(node):
+    four = gpus.cards(node.host.name, 4)
+    gpus.plug(node.host, [replace(card, hidden=number == 3) for number, card in enumerate(four)])
+    node.sh(_REFRESH)
+    node.host.run(f"systemctl restart {UNIT}", check=False, timeout=300)
+    assert f"without {four[3].uuid}, which was GPU 3 when all answered; expected: GPU 3" in node.journal()
+    assert node.shows("ActiveState") == "failed"
 
 
 # --- Docker ----------------------------------------------------------------------------------------------------------
