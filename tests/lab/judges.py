@@ -124,8 +124,9 @@ def rows(name: str) -> list[list[str]]:
 
 
 def figures(name: str) -> dict[str, dict[str, float]]:
-    """First cell to stage to figure; cells may say more behind it."""
-    return {
-        first: {stage: float(re.match(r"[\d.]+", cell)[0]) for stage, cell in zip(STAGES, cells, strict=True)}
-        for first, *cells in rows(name)
-    }
+    """First cell to stage to figure; cells may say more behind it, and `-` is none yet."""
+    found: dict[str, dict[str, float]] = {}
+    for first, *cells in rows(name):
+        known = [(stage, re.match(r"[\d.]+", cell)) for stage, cell in zip(STAGES, cells, strict=True)]
+        found[first] = {stage: float(match[0]) for stage, match in known if match}
+    return found
