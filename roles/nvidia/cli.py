@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -24,6 +25,7 @@ from gpuwright.spec.node import NodeSpec
 from roles.nvidia import diagnosis, equality
 from roles.nvidia.checks import CONTROLS
 from roles.nvidia.facts import NVIDIA, Nvidia
+from roles.nvidia.spec import DriverVersion
 
 _STYLE = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.ERROR: "yellow", Outcome.MANUAL: "yellow"}
 _SAID = {Outcome.ERROR: "cannot tell"}
@@ -50,8 +52,17 @@ def described(seen: Nvidia | None, version: str | None) -> NodeSpec:
     return NodeSpec.model_validate({"gpuwright": 1, "summary": "this machine", "hardware": hardware, "nvidia": part})
 
 
+def _release(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        return None if value is None else TypeAdapter(DriverVersion).validate_python(value)
+    except ValidationError:
+        raise click.BadParameter(
+            f"seen: {value!r}; expected: a release of the driver as nvidia-smi prints it, as in 580.95.05"
+        ) from None
+
+
 @click.command()
-@click.option("--version", help="the release that is expected; without it, whichever is loaded")
+@click.option("--version", callback=_release, help="the release that is expected; without it, whichever is loaded")
 @click.option(
     "--diagnose",
     "logs",

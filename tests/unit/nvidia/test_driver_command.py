@@ -45,6 +45,15 @@ def test_this_machine_is_described_whatever_it_is():
     assert len(document["controls"]) == len(cli.CONTROLS)
 
 
+@pytest.mark.parametrize("version", ["595.1.1", "latest", ""])
+def test_a_release_that_is_none_is_refused_in_one_sentence(version):
+    done = run("--version", version)
+    assert done.exit_code == 2
+    assert f"seen: {version!r}; expected: a release of the driver as nvidia-smi prints it, as in 580.95.05" in " ".join(
+        done.output.split()
+    )
+
+
 def node(tmp_path, monkeypatch, *missing: str, smi: str | None = None):
     root = Root(tmp_path)
     root.write("proc/driver/nvidia/version", OPEN)
