@@ -204,12 +204,13 @@ def test_a_drop_in_of_others_that_brings_core_dumps_back_is_named(node):
 
 LOCK = (
     "use Fcntl qw(:DEFAULT :flock); open F, '>', '/var/lib/dpkg/lock-frontend' or die; "
-    "fcntl(F, F_SETLK, pack('s s x4 q q i', F_WRLCK, 0, 0, 0, 0)) or die; sleep shift"
+    "my $lock = pack('s s x4 q q i', F_WRLCK, 0, 0, 0, 0); fcntl(F, F_SETLK, $lock) or die; sleep shift"
 )
 
 
 def test_whoever_has_apt_locked_is_named_while_a_run_waits(node):
     node.sh(f"systemd-run -q --unit=locks perl -e {shlex.quote(LOCK)} 20; sleep 1")
+    assert node.sh("systemctl is-active locks") == "active"
     assert node.sh("apt-get -q -y install tree 2>&1 || true").startswith("E: Could not get lock"), (
         "it is apt's own lock"
     )
