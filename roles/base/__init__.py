@@ -166,7 +166,7 @@ def drop_ins(spec: BaseSpec, timesyncd: bool) -> list[File]:
         content = template(
             f"base/{name}.j2",
             origins=(*SECURITY_ORIGINS, *spec.upgrade_origins),
-            blocklist=[blocked(prefix) for prefix in spec.upgrade_blocklist],
+            blocklist=[blocked(prefix) for prefix in spec.blocked_upgrades],
             days=day_numbers(spec),
         )
         chosen.append(File(f"/{name}", content))

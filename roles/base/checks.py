@@ -149,10 +149,10 @@ def _upgrades_blocked(seen: Snapshot, spec: NodeSpec) -> Verdict:
         return not_applicable("unattended-upgrades is not installed, nothing upgrades by itself")
     # Entries are regular expressions that match at the start of a package's name (unattended-upgrades, README).
     blocked = _after("blocked", lines)
-    missing = [name for name in spec.base.upgrade_blocklist if not any(_blocks(entry, name) for entry in blocked)]
+    missing = [name for name in spec.base.blocked_upgrades if not any(_blocks(entry, name) for entry in blocked)]
     return without(
         [f"not blocked: {', '.join(missing)}"] if missing else [],
-        f"blocked: {', '.join(spec.base.upgrade_blocklist)}",
+        f"blocked: {', '.join(spec.base.blocked_upgrades)}",
         f"apt says: {', '.join(blocked)}",
     )
 

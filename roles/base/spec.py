@@ -39,6 +39,15 @@ Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "satur
 Reason = Annotated[str, Field(min_length=10)]
 
 
+STACK = (
+    *("nvidia", "libnvidia", "libcuda", "libnvcuvid", "libnvoptix", "libnvsdm", "firmware-nvidia", "cuda", "nvlsm"),
+    *("libegl-nvidia", "libgles-nvidia", "libglx-nvidia", "xserver-xorg-video-nvidia"),
+    *("docker", "docker-ce", "containerd", "runc"),
+    *("linux-image", "linux-headers", "linux-modules", "linux-objects", "linux-signatures", "linux-generic"),
+)
+"""How the names of packages begin whose upgrade stops engines: driver, Docker, kernel (gpu-node.md 4.1, security.md 3.2)."""
+
+
 class BaseSpec(Strict):
     """The lock-out guard, packages, time, journal and updates."""
 
@@ -57,24 +66,9 @@ class BaseSpec(Strict):
     journal_max_use: Size = Field(default=2 * 1024**3, description="cap of the persistent journal")
     unattended_upgrades: bool = Field(default=True, description="security updates only, with the block list")
     upgrade_blocklist: tuple[PackageName, ...] = Field(
-        default=(
-            *(
-                "nvidia",
-                "libnvidia",
-                "libcuda",
-                "libnvcuvid",
-                "libnvoptix",
-                "libnvsdm",
-                "firmware-nvidia",
-                "cuda",
-                "nvlsm",
-            ),
-            *("libegl-nvidia", "libgles-nvidia", "libglx-nvidia", "xserver-xorg-video-nvidia"),
-            *("docker", "docker-ce", "containerd", "runc"),
-            *("linux-image", "linux-headers", "linux-modules", "linux-objects", "linux-signatures", "linux-generic"),
-        ),
-        description="package name prefixes that unattended upgrades never touch: driver, Docker, kernel (gpu-node.md 4.1, "
-        "security.md 3.2); a list in the node file replaces this one",
+        default=(),
+        description="beginnings of further package names that unattended upgrades never touch; driver, Docker and kernel are "
+        f"blocked without being named ({', '.join(STACK)})",
     )
     upgrade_days: tuple[Weekday, ...] = Field(
         default=(),
@@ -90,3 +84,8 @@ class BaseSpec(Strict):
         description="what the node's hardening profile sets in this role and this node is left without, each with its reason; the "
         "audit lists it as waived",
     )
+
+    @property
+    def blocked_upgrades(self) -> tuple[str, ...]:
+        """Beginnings of the names of packages that unattended upgrades never touch."""
+        return (*STACK, *(name for name in self.upgrade_blocklist if name not in STACK))

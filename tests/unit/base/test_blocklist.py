@@ -8,7 +8,7 @@ from lab.repository import debian, docker, driver, toolkit
 from roles.base import blocked
 from roles.base.spec import BaseSpec
 
-PATTERNS = [blocked(prefix) for prefix in BaseSpec().upgrade_blocklist]
+PATTERNS = [blocked(prefix) for prefix in BaseSpec().blocked_upgrades]
 
 # NVIDIA's and Docker's own repositories, as the lab has their names.
 VENDORS = [

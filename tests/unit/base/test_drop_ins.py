@@ -14,7 +14,7 @@ from gpuwright import snapshot
 from gpuwright.hardening import PROFILES
 from roles import base as role
 from roles.base import auditing, facts, hardening
-from roles.base.spec import BaseSpec
+from roles.base.spec import STACK, BaseSpec
 
 UPGRADES = "/etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
 
@@ -64,7 +64,7 @@ def test_apt_reads_security_origins_only_and_adds_to_a_sites_block_list(tmp_path
         'Unattended-Upgrade::Package-Blacklist { "^site"; };\n'
     )
     ours = tmp_path / "52"
-    ours.write_text(content(BaseSpec(upgrade_blocklist=("docker.io",)), UPGRADES))
+    ours.write_text(content(BaseSpec(upgrade_blocklist=("mlnx-ofed", "cuda")), UPGRADES))
     both = tmp_path / "both"
     both.write_text(site.read_text() + ours.read_text())
     dump = subprocess.run(
@@ -75,7 +75,8 @@ def test_apt_reads_security_origins_only_and_adds_to_a_sites_block_list(tmp_path
     origins = [line.split('"')[1] for line in lines if re.match(r"Unattended-Upgrade::(Origins|Allowed).*:: ", line)]
     assert origins == list(role.SECURITY_ORIGINS)
     blocked = [line.split('"')[1] for line in lines if line.startswith("Unattended-Upgrade::Package-Blacklist:: ")]
-    assert blocked == ["^site", "^docker[.]io"]
+    assert blocked[0] == "^site", "the site's own list stays"
+    assert blocked[1:] == [role.blocked(name) for name in (*STACK, "mlnx-ofed")], "a name is added, and the stack stays"
     assert 'Unattended-Upgrade::Automatic-Reboot "false";' in lines
 
 
