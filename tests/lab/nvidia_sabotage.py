@@ -23,7 +23,7 @@ _STANZA = (
 
 
 def _library(version: str) -> str:
-    """One package alone, as dpkg takes it."""
+    """One package alone, as dpkg takes it; a package that dpkg is given by hand is no longer on hold."""
     name = "libnvidia-cfg1"
     return (
         f"cd /tmp; apt-get -qq download {name}={version}-1; dpkg --force-depends --force-downgrade -i {name}_{version}*.deb "
@@ -54,7 +54,12 @@ SABOTAGES: dict[str, Sabotage] = {
             "GPW-NVID-010": _BLIND,
         },
     ),
-    "GPW-NVID-002": Sabotage(_library("595.58.03"), _library("580.95.05"), heals=True),
+    "GPW-NVID-002": Sabotage(
+        _library("595.58.03"),
+        f"{_library('580.95.05')}; apt-mark hold -q libnvidia-cfg1",
+        also={"GPW-NVID-005": "dpkg lifts the hold of what it is given by hand"},
+        heals=True,
+    ),
     "GPW-NVID-003": Sabotage(
         "mkdir -p /lib/modules/9.9.9-sabotage; touch /lib/modules/9.9.9-sabotage/modules.order",
         "rm -r /lib/modules/9.9.9-sabotage",
