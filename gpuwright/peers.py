@@ -27,6 +27,8 @@ class PeerGroup:
     """``repository@sha256:…``: the NCCL in it is the one that serves."""
     digest: str
     gpus: tuple[int, ...]
+    gpu_count: int
+    """Of the whole node: with one that does not answer, the numbers of the others mean other cards."""
     environment: dict[str, str]
     """What the engine sets for NCCL and CUDA: another setting is another way between GPUs."""
     separation: Separation
@@ -52,6 +54,7 @@ def peer_groups(spec: NodeSpec) -> tuple[PeerGroup, ...]:
             engine.image.reference,
             engine.image.digest or "",
             engine.gpus,
+            spec.hardware.gpus.count,
             {key: value for key, value in engine.environment.items() if key.startswith(("NCCL_", "CUDA_"))},
             separation(engine),
         )

@@ -80,7 +80,7 @@ class Node:
 
     def configure(self, gpus: tuple[int, ...], environment: dict[str, str] | None = None, **spec: object) -> None:
         apart = Separation({"NCCL_P2P_DISABLE": "1"}, {"ENGINE_P2P": "0"}, ("--no-p2p",))
-        self.group = PeerGroup("main", IMAGE, DIGEST, gpus, environment or {}, apart)
+        self.group = PeerGroup("main", IMAGE, DIGEST, gpus, 4, environment or {}, apart)
         for file in p2p.files(P2pSpec(**spec), (self.group,)):  # type: ignore[arg-type]
             if not file.path.startswith("/usr/local"):
                 self.write(file.path, file.data.decode())

@@ -253,8 +253,14 @@ def test_could_not_look_is_not_good(node: Node) -> None:
 def test_a_card_that_is_gone(node: Node) -> None:
     node.run("p2p-verify")
     gpus = node.fake / "gpus"
-    gpus.write_text(gpus.read_text().splitlines()[0] + "\n")
-    assert node.verdict() == ("unknown", "could not look: there is no GPU 1 (nvidia-smi lists 1)")
+    _, *others = gpus.read_text().splitlines()
+    # Those after it move up: GPU 0 and GPU 1 are there, and are not the pair that was judged.
+    gpus.write_text("".join(f"{number}{line[line.index(',') :]}\n" for number, line in enumerate(others)))
+    sentence = "could not look: nvidia-smi lists 3 GPUs and the node has 4, so a number may mean another card"
+    assert node.verdict() == ("unknown", sentence)
+    judged = len(node.runs)
+    node.run("p2p-verify")
+    assert len(node.runs) == judged, "nothing is judged that could be another card"
 
 
 @pytest.mark.parametrize(
