@@ -76,8 +76,14 @@ def _controller_path(value: str, info: ValidationInfo) -> str:
     return str(Path(directory, Path(value).expanduser())) if directory is not None else value
 
 
-def repository_url(value: str) -> str:
-    """The address of a package repository, without a slash at its end. Raises ValueError."""
+def _fingerprint(value: str) -> str:
+    digits = value.replace(" ", "").upper()
+    if not re.fullmatch(r"[0-9A-F]{40}", digits):
+        raise ValueError("a fingerprint is 40 hexadecimal digits, as `gpg --show-keys` prints it")
+    return digits
+
+
+def _repository_url(value: str) -> str:
     if not re.fullmatch(r"(https?|file)://\S+", value):
         raise ValueError("a package repository is an address that starts with https://, http:// or file:///")
     return value.rstrip("/")
@@ -99,6 +105,10 @@ Commit = Annotated[str, AfterValidator(_commit)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 NodePath = Annotated[str, AfterValidator(_absolute)]
 ControllerPath = Annotated[str, AfterValidator(_controller_path)]
+Fingerprint = Annotated[str, AfterValidator(_fingerprint)]
+"""Of an OpenPGP key, without blanks."""
+RepositoryUrl = Annotated[str, AfterValidator(_repository_url)]
+"""The address of a package repository, without a slash at its end."""
 """A file on the controller; written relative to the inventory's folder, absolute after load."""
 Profile = Literal["baseline", "server-cis1", "strict"]
 """How far a node is hardened; each role has its own table of what that means."""

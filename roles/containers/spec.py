@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpuwright.spec.base import ControllerPath, NodePath, Size, Strict, repository_url
+from gpuwright.spec.base import ControllerPath, NodePath, RepositoryUrl, Size, Strict
 from roles.containers.gpus.spec import ToolkitSpec
 
 # Keys of daemon.json that other parts of a node rely on, and where their value belongs instead.
@@ -46,7 +46,6 @@ def _registry_host(value: str) -> str:
 
 
 RegistryHost = Annotated[str, AfterValidator(_registry_host)]
-RepositoryUrl = Annotated[str, AfterValidator(repository_url)]
 
 
 class Registry(Strict):

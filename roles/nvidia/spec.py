@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from gpuwright.spec.base import ControllerPath, Strict, repository_url
+from gpuwright.spec.base import ControllerPath, Fingerprint, RepositoryUrl, Strict
 
 NVIDIA_REPOSITORY = "https://developer.download.nvidia.com/compute/cuda/repos"
 NVIDIA_FINGERPRINT = "EB693B3035CD5710E231E123A4B469963BF863CC"
 """Of the key 3bf863cc.pub that lies in every folder of that repository."""
 
 
-def _fingerprint(value: str) -> str:
-    plain = value.replace(" ", "").upper()
-    if len(plain) != 40 or any(letter not in "0123456789ABCDEF" for letter in plain):
-        raise ValueError("a fingerprint is 40 hexadecimal digits, as `gpg --show-keys` prints it")
-    return plain
-
-
 DriverVersion = Annotated[str, Field(pattern=r"^\d{3}\.\d{1,3}(\.\d{2})?$")]
 """A driver release as nvidia-smi shows it: 580.95.05."""
-Fingerprint = Annotated[str, AfterValidator(_fingerprint)]
-RepositoryUrl = Annotated[str, AfterValidator(repository_url)]
 RegistryValue = Annotated[str, Field(pattern=r"^(0x[0-9A-Fa-f]{1,8}|\d{1,10})$")]
 RegistryName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 

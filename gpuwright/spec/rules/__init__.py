@@ -23,6 +23,7 @@ from gpuwright.spec.rules import (
     nvidia,
     p2p,
     pcie,
+    repositories,
 )
 from gpuwright.spec.rules.found import Found
 
@@ -36,6 +37,7 @@ RULES: tuple[Callable[[NodeSpec], Iterator[Found]], ...] = (
     *memory.RULES,
     *nvidia.RULES,
     *containers.RULES,
+    *repositories.RULES,
     *models.RULES,
     *engines.RULES,
     *gateway.RULES,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from gpuwright import repository
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found
 from roles.nvidia.packages import branch
@@ -51,18 +49,8 @@ def blackwell_has_open_modules(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("nvidia", "version"), f"does not know Blackwell; use branch {_BLACKWELL_FROM} or later")
 
 
-def the_key_is_the_one_named(spec: NodeSpec) -> Iterator[Found]:
-    if spec.nvidia is None or spec.nvidia.repository_key is None or not Path(spec.nvidia.repository_key).is_file():
-        return  # whether there is a file is another rule's
-    try:
-        repository.read_key(spec.nvidia.repository_key, spec.nvidia.fingerprint)
-    except repository.BadKey as error:
-        yield Found(("nvidia", "repository_key"), str(error).removeprefix(f"{spec.nvidia.repository_key} "))
-
-
 RULES = (
     somebody_reboots_for_it,
     power_limit_is_one_the_cards_take,
     blackwell_has_open_modules,
-    the_key_is_the_one_named,
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpuwright.spec.base import ControllerPath, Strict, repository_url
+from gpuwright.spec.base import ControllerPath, Fingerprint, RepositoryUrl, Strict
 
 # The first with units that renew the CDI specification (gpu-node.md 4.2).
 OLDEST = (1, 18, 0)
@@ -24,13 +24,6 @@ def _version(value: str) -> str:
     return value
 
 
-def _fingerprint(value: str) -> str:
-    digits = value.replace(" ", "").upper()
-    if not re.fullmatch(r"[0-9A-F]{40}", digits):
-        raise ValueError("a fingerprint is 40 hexadecimal digits, as gpg --show-keys prints it")
-    return digits
-
-
 class ToolkitSpec(Strict):
     """NVIDIA's container toolkit, which writes the CDI specification that Docker gives GPUs by."""
 
@@ -42,14 +35,14 @@ class ToolkitSpec(Strict):
     version: Annotated[str, AfterValidator(_version)] | None = Field(
         default=None, description="of all four packages, exactly; needed unless source is vendor"
     )
-    repository: Annotated[str, AfterValidator(repository_url)] = Field(
+    repository: RepositoryUrl = Field(
         default="https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
         description="address of NVIDIA's flat repository or a mirror of it; $(ARCH) is apt's own word",
     )
     repository_key: ControllerPath | None = Field(
         default=None, description="path on the controller of the repository key (ASCII armour)"
     )
-    repository_fingerprint: Annotated[str, AfterValidator(_fingerprint)] | None = Field(
+    repository_fingerprint: Fingerprint | None = Field(
         default=None, description="of that key; a file with another key is refused"
     )
 

@@ -35,3 +35,16 @@ def test_another_key(tmp_path):
 def test_the_key_that_is_named(tmp_path):
     fine = faults(tmp_path, ", repository_fingerprint: d06a 2a93 304e 61ca cfe9 2e3e fef4 663a 509f 7239")
     assert "nvidia" not in fine
+
+
+def test_the_keys_of_docker_and_of_the_toolkit(tmp_path):
+    (tmp_path / "damaged.asc").write_text("no key at all")
+    said = faults(
+        tmp_path,
+        "}\ncontainers: {source: docker, repository_key: damaged.asc, toolkit: {source: nvidia, version: 1.18.2, "
+        "repository_key: key.asc, repository_fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC}",
+    )
+    assert "containers.repository_key  'damaged.asc'  is not an ASCII-armoured public key" in said
+    assert (
+        "containers.toolkit.repository_key  'key.asc'  holds the key D06A2A93304E61CACFE92E3EFEF4663A509F7239" in said
+    )
