@@ -165,9 +165,9 @@ def cards_known(hardware: Hardware) -> Generator[StringCommand, None, None]:
     host = ctx_host.get()
     now = snapshot.read(host).read(NVIDIA)
     complete = [(card.index, card.uuid, card.bus) for card in now.cards]
-    # A plan cannot know them before their driver is there.
-    expected = complete or not ctx_state.get().is_executing
-    if not expected or complete == list(now.known) or (complete and len(complete) != hardware.gpus.count):
+    # A plan cannot know them before their driver is there, and says that they will be.
+    planned = not complete and not now.known and not ctx_state.get().is_executing
+    if not planned and (complete == list(now.known) or len(complete) != hardware.gpus.count):
         host.noop(f"{len(now.known)} cards are known")
         return
     lines = "".join(f"{index} {uuid} {bus}\n" for index, uuid, bus in complete)

@@ -179,7 +179,7 @@ def test_a_vendors_driver_is_checked_and_never_touched(node: Node, tmp_path: Pat
         assert node.red() == {}
     finally:
         node.node.clear()
-        node.node |= before
+        node.node.update(before)
 
 
 # --- power ------------------------------------------------------------------------------------------------------------
