@@ -161,15 +161,15 @@ def drop_ins(spec: BaseSpec, timesyncd: bool) -> list[File]:
             template("base/etc/systemd/journald.conf.d/gpuwright.conf.j2", max_use=spec.journal_max_use),
         ),
     ]
-    if spec.unattended_upgrades:
-        name = "etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
-        content = template(
-            f"base/{name}.j2",
-            origins=(*SECURITY_ORIGINS, *spec.upgrade_origins),
-            blocklist=[blocked(prefix) for prefix in spec.blocked_upgrades],
-            days=day_numbers(spec),
-        )
-        chosen.append(File(f"/{name}", content))
+    name = "etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
+    content = template(
+        f"base/{name}.j2",
+        on=spec.unattended_upgrades,
+        origins=(*SECURITY_ORIGINS, *spec.upgrade_origins),
+        blocklist=[blocked(prefix) for prefix in spec.blocked_upgrades],
+        days=day_numbers(spec),
+    )
+    chosen.append(File(f"/{name}", content))
     if "core-dumps" not in spec.deviations:
         chosen += [File(path, static(f"base{path}")) for path in CORE_DUMPS]
     if timesyncd and spec.time_servers:

@@ -153,7 +153,7 @@ def _security_origins(seen: Snapshot, spec: NodeSpec) -> Verdict:
     if "installed" not in _after("package", lines):
         return not_applicable("unattended-upgrades is not installed, nothing upgrades by itself")
     if not spec.base.unattended_upgrades:
-        return not_applicable("the node file leaves unattended upgrades to the site")
+        return not_applicable("unattended upgrades are off (base.unattended_upgrades)")
     taken = _after("Origins-Pattern", lines) + _after("Allowed-Origins", lines)
     known = {*SECURITY_ORIGINS, *spec.base.upgrade_origins}
     faults = [f"also taken: {origin}" for origin in taken if origin not in known]
@@ -165,7 +165,7 @@ def _security_origins(seen: Snapshot, spec: NodeSpec) -> Verdict:
 def _stage(seen: Snapshot, spec: NodeSpec) -> Verdict:
     lines = seen.read(ORIGINS)
     if "installed" not in _after("package", lines) or not spec.base.unattended_upgrades:
-        return not_applicable("nothing upgrades by itself that the node file knows of")
+        return not_applicable("nothing upgrades by itself")
     wanted = [str(number) for number in day_numbers(spec.base)]
     found = sorted(_after("Update-Days", lines))
     words = {True: ", ".join(spec.base.upgrade_days), False: "every day"}

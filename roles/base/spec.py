@@ -64,7 +64,10 @@ class BaseSpec(Strict):
         default=(), description="for sites that do not reach the distribution's servers"
     )
     journal_max_use: Size = Field(default=2 * 1024**3, description="cap of the persistent journal")
-    unattended_upgrades: bool = Field(default=True, description="security updates only, with the block list")
+    unattended_upgrades: bool = Field(
+        default=True,
+        description="security updates only, with the block list; false: none, also where the image came with them on",
+    )
     upgrade_blocklist: tuple[PackageName, ...] = Field(
         default=(),
         description="beginnings of further package names that unattended upgrades never touch; driver, Docker and kernel are "

@@ -257,10 +257,15 @@ def test_the_journal_of_the_boot_before_is_there_after_a_reboot(node):
     assert node.deploy().changed == []
 
 
-def test_what_is_switched_off_is_taken_away(node):
+def test_upgrades_that_are_switched_off_are_off(node):
+    """The package stays, and Debian's own 20auto-upgrades has it on."""
+    every = "apt-config shell every APT::Periodic::Unattended-Upgrade"
+    assert "on" in node.sh("grep -q 'Unattended-Upgrade \"1\"' /etc/apt/apt.conf.d/20auto-upgrades && echo on")
+    assert node.sh(every) == "every='1'"
     node.node["base"] = {"unattended_upgrades": False}
-    predicted = node.run("--dry").changed
-    assert len(predicted) == 1 and "file /etc/apt/apt.conf.d/52gpuwright-unattended-upgrades" in predicted[0]
+    assert node.run("--dry").changed == [
+        "Base | Write the drop-ins of journal, updates, needrestart, time and core dumps"
+    ]
     node.deploy()
-    assert not node.sh("ls /etc/apt/apt.conf.d/52gpuwright-unattended-upgrades 2>/dev/null", check=False)
+    assert node.sh(every) == "every='0'"
     assert node.deploy().changed == []

@@ -94,13 +94,15 @@ def test_needrestarts_drop_in_is_perl():
     )
 
 
-def test_what_is_switched_off_has_neither_file_nor_package():
+def test_what_is_switched_off_has_no_package_and_says_so():
     why = "a crash is being looked for"
     spec = BaseSpec(unattended_upgrades=False, time_servers=("ntp.example",), deviations={"core-dumps": why})
     assert [file.path for file in role.drop_ins(spec, timesyncd=False)] == [
         "/etc/needrestart/conf.d/gpuwright.conf",
         "/etc/systemd/journald.conf.d/gpuwright.conf",
+        UPGRADES,
     ]
+    assert 'APT::Periodic::Unattended-Upgrade "0";' in content(spec, UPGRADES).splitlines()
     assert role.packages(spec, "baseline", timesyncd=False) == list(role.PACKAGES)
 
 
