@@ -22,7 +22,18 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import machine_hardware, machine_image, machine_power, network, proxy, registry, repository, server, tools
+from lab import (
+    clock,
+    machine_hardware,
+    machine_image,
+    machine_power,
+    network,
+    proxy,
+    registry,
+    repository,
+    server,
+    tools,
+)
 from lab.command import LabError, run
 from lab.network import Segment
 from lab.paths import locked, make_private, state
@@ -32,6 +43,7 @@ from lab.server import Server
 
 # Forwarded ports of all labs, below what Linux hands out to connections by itself (from 32768 on).
 _FIRST_PORT, _PORTS = 22000, 64
+_SERVED = (443,)  # what a node serves, reached from here as from its network
 _SNAPSHOT = "blank"
 _HARDWARE, _IMAGE = "hbm", "provisioned"  # of a new machine
 _DOWN_LIMIT = 300.0  # seconds; systemd's whole stop timeout twice, under emulation
@@ -49,11 +61,12 @@ class Machine(Server):
 
     hardware: str  # a key of machine_hardware.KINDS
     image: str  # a key of machine_image.VARIANTS
-    ssh_port: int  # on this machine's loopback
+    ssh_port: int  # on its address
 
     @property
     def address(self) -> str:
-        return "127.0.0.1"
+        """One of this machine's loopback addresses, of its own: its gateway has the port there that it has on the network."""
+        return f"127.83.{self.segment.number}.{self.ssh_port - _first_port(self.segment) + 1}"
 
     @property
     def port(self) -> int:
@@ -193,14 +206,16 @@ class Machine(Server):
 
     def _argv(self) -> list[str]:
         """QEMU's command line; paths are below its directory, where it works."""
-        forward = f"user,id=net,hostfwd=tcp:{self.address}:{self.ssh_port}-:22"
+        # ssh has a high port: where this machine's own sshd listens on every address, 22 is taken on this one, too.
+        ports = {self.ssh_port: 22, **{port: port for port in _SERVED}}
+        forward = ",".join(f"hostfwd=tcp:{self.address}:{outside}-:{inside}" for outside, inside in ports.items())
         return [
             *(machine_hardware.QEMU, "-name", f"{self.segment.namespace(self.name)}"),
             *machine_hardware.arguments(self.hardware, machine_hardware.acceleration()),
             # unsafe: nothing waits for this machine's own disk. A cut of the machine's power loses its memory, not ours, and
             # QEMU still hands every flushed block to the kernel.
             *("-drive", "if=none,id=disk,format=qcow2,file=disk.qcow2,cache=unsafe,discard=unmap"),
-            *("-netdev", forward),
+            *("-netdev", f"user,id=net,{forward}"),
             *("-object", "rng-random,id=entropy,filename=/dev/urandom"),
             *("-fw_cfg", "name=opt/gpuwright/seed,file=seed.tar"),
             *("-chardev", "file,id=serial,path=console,append=on", "-serial", "chardev:serial"),
@@ -259,6 +274,7 @@ def up(
         proxy.start(segment)
         registry.start(segment)
         repository.resume()
+        clock.start(segment)
         sweep()
         machines = [_known_or_new(name, hardware, image, release, segment) for name in names]
     for machine in machines:
@@ -324,14 +340,15 @@ def _kill(pids: Sequence[int]) -> None:
 
 
 def _start(machine: Machine, *more: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((machine.address, machine.ssh_port))
-        except OSError:
-            raise LabError(
-                f"port {machine.ssh_port} on {machine.address} is taken by another program, and {machine.name} needs it for ssh (ss -ltnp)"
-            ) from None
+    for port in (machine.ssh_port, *_SERVED):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((machine.address, port))
+            except OSError:
+                raise LabError(
+                    f"port {port} on {machine.address} is taken by another program, and {machine.name} needs it (ss -ltnp)"
+                ) from None
     (machine.directory / "power.json").write_text(json.dumps({"argv": machine._argv(), "first": more}))
     argv = [sys.executable, "-m", "lab.machine_power", "power.json"]
     # This very code, wherever it was started from.
@@ -361,6 +378,10 @@ def _start(machine: Machine, *more: str) -> None:
         time.sleep(0.05)
 
 
+def _first_port(segment: Segment) -> int:
+    return _FIRST_PORT + segment.number * _PORTS
+
+
 def _known_or_new(name: str, hardware: str | None, image: str | None, release: str, segment: Segment) -> Machine:
     machines = known()
     for machine in machines:
@@ -371,9 +392,10 @@ def _known_or_new(name: str, hardware: str | None, image: str | None, release: s
                     f"{name} is a machine of kind {has[0]} with the {has[1]} image of {has[2]}; "
                     f"for another choose another name, or: gpuwright lab down {name}"
                 )
+            machine.known_hosts.write_text(machine._host_key_line())
             return machine
     taken = {machine.ssh_port for machine in machines}
-    first = _FIRST_PORT + segment.number * _PORTS
+    first = _first_port(segment)
     port = next((port for port in range(first, first + _PORTS) if port not in taken), None)
     if port is None:
         raise LabError(

@@ -166,7 +166,7 @@ class Server(ABC):
     def _names(self, address: str) -> str:
         """Its /etc/hosts."""
         return (
-            f"127.0.0.1 localhost\n{address} {self.name}\n{self.segment.gateway} registry.lab hub.lab repository.lab\n"
+            f"127.0.0.1 localhost\n{address} {self.name}\n{self.segment.gateway} registry.lab hub.lab repository.lab time.lab\n"
             "::1 localhost ip6-localhost ip6-loopback\n"
         )
 

@@ -167,7 +167,7 @@ def test_the_command_line_works_on_machines_as_on_hosts(machine):
     assert entry["running"]
     assert entry["kind"] == "machine"
     assert entry["hardware"] == "hbm"
-    assert f"{machine.name}\t127.0.0.1:{machine.port}\ttrixie\trunning\n" in _cli("list").stdout
+    assert f"{machine.name}\t{machine.address}:{machine.port}\ttrixie\trunning\n" in _cli("list").stdout
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_host_cannot_have_the_name_of_a_machine_and_a_port_that_is_taken_is_na
         [
             sys.executable,
             "-c",
-            f"import socket,time; s=socket.create_server(('127.0.0.1', {machine.port})); time.sleep(60)",
+            f"import socket,time; s=socket.create_server(('{machine.address}', {machine.port})); time.sleep(60)",
         ]
     )
     try:
@@ -206,7 +206,7 @@ def test_a_host_cannot_have_the_name_of_a_machine_and_a_port_that_is_taken_is_na
             try:
                 machine.switch_on()
             except lab.LabError as error:
-                assert f"port {machine.port} on 127.0.0.1 is taken by another program" in str(error)
+                assert f"port {machine.port} on {machine.address} is taken by another program" in str(error)
                 break
             machine.power_off()
     finally:
