@@ -13,20 +13,25 @@ from typing import Any
 
 from gpuwright.snapshot import Section
 
-# sh has no pipefail: what a command says is kept first, so that its failure is a failure of the whole. One line per container.
+LIMIT = 60
+"""Seconds for one container: starting nvidia-smi in it, and eight cards that answer one after the other."""
+
+# sh has no pipefail: what a command says is kept first, so that its failure is a failure of the whole. One line per container,
+# asked side by side: with a driver that hangs, each takes the whole limit. A line is short enough to be written at once (PIPE_BUF).
 SCRIPT = r"""
 set -f
 command -v docker >/dev/null || exit 0
 ids=$(docker container ls --quiet --no-trunc) || exit 1
 [ -n "$ids" ] || exit 0
 found=$(docker container inspect $ids) || exit 1
-printf '%s' "$found" | jq -r '.[] | select(.HostConfig.DeviceRequests // [] | length > 0) | .Id' | while read -r id; do
-  answer=$(timeout 15 docker exec "$id" nvidia-smi -L 2>&1); status=$?
-  printf '%s' "$found" | jq -c --arg id "$id" --arg answer "$answer" --argjson status "$status" '.[] | select(.Id == $id) |
-    {name: (.Name | ltrimstr("/")), engine: (.Config.Labels["gpuwright.engine"] // ""), status: $status, answer: $answer[0:2000],
-     requests: [.HostConfig.DeviceRequests[] | {driver: .Driver, ids: (.DeviceIDs // [])}]}'
-done
-"""
+printf '%s' "$found" | jq -c '.[] | select(.HostConfig.DeviceRequests // [] | length > 0) | {
+    id: .Id, name: (.Name | ltrimstr("/")), engine: (.Config.Labels["gpuwright.engine"] // ""),
+    requests: [.HostConfig.DeviceRequests[] | {driver: .Driver, ids: (.DeviceIDs // [])}]}' |
+  xargs -r -d '\n' -n 1 -P 16 sh -c '
+    answer=$(timeout @LIMIT@ docker exec "$(printf "%s" "$1" | jq -r .id)" nvidia-smi -L 2>&1); status=$?
+    printf "%s" "$1" | jq -c --arg answer "$answer" --argjson status "$status" \
+      "del(.id) + {status: \$status, answer: \$answer[0:2000]}"' sh
+""".replace("@LIMIT@", str(LIMIT))
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Container:
         if self.status in (126, 127):
             return ""
         if self.status in (124, 137):
-            return "nvidia-smi does not answer in it within 15 s; look at journalctl -k | grep -i xid"
+            return f"nvidia-smi does not answer in it within {LIMIT} s; look at journalctl -k | grep -i xid"
         if self.status:
             words = self.answer.splitlines()[0] if self.answer.strip() else f"status {self.status}"
             remedy = (
@@ -78,11 +83,12 @@ class Container:
 
 
 def parse(text: str) -> list[Container]:
-    """Raises ValueError for lines of another shape."""
-    return [
+    """In the order of their names. Raises ValueError for lines of another shape."""
+    found = [
         Container(one["name"], one["engine"], one["status"], one["answer"], tuple(one["requests"]))
         for one in map(json.loads, text.splitlines())
     ]
+    return sorted(found, key=lambda container: container.name)
 
 
 INSIDE = Section("audit-gpus-inside", SCRIPT, parse)

@@ -150,7 +150,7 @@ LISTED = "\n".join(f"GPU {number}: NVIDIA H200 (UUID: {uuid})" for number, uuid 
             "with CDI devices (--device nvidia.com/gpu=UUID) instead of --gpus",
         ),
         ("No devices were found", 6, "cdi", "its GPUs are gone (No devices were found); restart it (systemctl restart gpuwright-engine-main)"),
-        ("", 124, "cdi", "nvidia-smi does not answer in it within 15 s; look at journalctl -k | grep -i xid"),
+        ("", 124, "cdi", "nvidia-smi does not answer in it within 60 s; look at journalctl -k | grep -i xid"),
         ("exec: nvidia-smi: not found", 127, "cdi", ""),
     ],
 )  # fmt: skip
