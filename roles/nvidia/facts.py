@@ -53,7 +53,8 @@ if command -v nvidia-smi >/dev/null; then
   fi
 fi
 for device in sys/bus/pci/devices/*; do
-  [ "$(cat "$device/vendor" 2>/dev/null)" = 0x10de ] || continue
+  # No program per device: a server of eight cards has some hundred.
+  read -r vendor 2>/dev/null <"$device/vendor" && [ "$vendor" = 0x10de ] || continue
   driver=$(readlink "$device/driver") || driver=-
   printf '%s %s %s\n' "${{device##*/}}" "$(cat "$device/class")" "${{driver##*/}}"
 done | put pci

@@ -75,6 +75,35 @@ def test_what_the_first_operation_changed_is_not_read_from_before_it(monkeypatch
         is_executing=True, check_for_changes=False, callback_handlers=[], add_callback_handler=print
     )
     monkeypatch.setattr(snapshot, "_cache", {("gpu-1", False): "old"})
+    monkeypatch.setattr(snapshot, "_changed", set())
+    monkeypatch.setattr(snapshot, "ctx_state", SimpleNamespace(get=lambda: state, isset=lambda: True))
+    assert snapshot.read(host) == "old"
+    snapshot.forget(host)
+    assert snapshot.read(host) != "old"
+
+
+def test_since_a_change_a_node_is_asked_for_what_is_read_and_at_the_sixth_for_all(monkeypatch):
+    sections = [Section(f"s{number}", f"echo {number}", int) for number in range(9)]
+    asked = []
+
+    def get_fact(fact, names=None):
+        asked.append(names.split())
+        return take(*(section for section in sections if section.name in names.split()))
+
+    host = SimpleNamespace(name="gpu-1", current_op_hash=None, get_fact=get_fact)
+    state = SimpleNamespace(
+        is_executing=True, check_for_changes=False, callback_handlers=[], add_callback_handler=print
+    )
+    monkeypatch.setattr(snapshot, "_sections", {section.name: section for section in sections})
+    monkeypatch.setattr(snapshot, "_cache", {})
+    monkeypatch.setattr(snapshot, "_changed", set())
     monkeypatch.setattr(snapshot, "ctx_state", SimpleNamespace(get=lambda: state, isset=lambda: True))
     snapshot.forget(host)
-    assert snapshot.read(host) == "new"
+    read = [snapshot.read(host).read(section) for section in (sections[3], sections[3], *sections)]
+    assert read == [3, 3, *range(9)]
+    assert asked == [["s3"], ["s0"], ["s1"], ["s2"], ["s4"], ["s5", "s6", "s7", "s8"]]
+    snapshot.forget(host)
+    assert snapshot.read(host).read(sections[0]) == 0
+    assert asked[-1] == ["s0"], "what was asked before the change is not true any more"
+    with pytest.raises(CouldNotLook):
+        snapshot.read(host).read(Section("nobody-registered-it", "echo 1", int))
