@@ -18,6 +18,7 @@ from gpuwright import atomic, snapshot
 from gpuwright.boot import Barrier
 from gpuwright.ownership import Owned
 from gpuwright.peers import VERDICTS, PeerVerdict
+from gpuwright.refusal import say_no
 from gpuwright.watched import Watched
 from roles.engine.facts import ENGINES, IMAGES, EngineState, image_present
 
@@ -225,13 +226,12 @@ _failed: list[str] = []
 
 def _refuse_after_failure(state: Any, host: Any, name: str) -> bool:
     if _failed:
-        host.log_styled(
+        return say_no(
+            state,
+            host,
             f"engine {name} is not replaced and goes on serving: {_failed[0]} failed in this run; "
             "put that right, then run the deploy again",
-            fg="red",
-            log_func=logger.error,
         )
-        return False
     return True
 
 

@@ -16,11 +16,11 @@ from pyinfra.context import ctx_host
 from gpuwright import boot, snapshot
 from gpuwright.boot import Boot, Wishes
 from gpuwright.deploy import report
+from gpuwright.refusal import refusal, say_no
 from gpuwright.snapshot import CouldNotLook
 from gpuwright.watched import Watched
 from roles.kernel import operations
 from roles.kernel.files import SCRIPTS
-from roles.kernel.operations import refusal, say_no
 
 # Once a node has not come back as it should, no further node of this run is rebooted. One process is one run.
 _failed: list[str] = []

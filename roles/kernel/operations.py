@@ -5,33 +5,18 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Generator
-from typing import Any
 
-from pyinfra import logger
-from pyinfra.api import FunctionCommand, operation
+from pyinfra.api import operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, boot, snapshot
 from gpuwright.boot import Boot, Wishes
+from gpuwright.refusal import refusal
 from gpuwright.snapshot import CouldNotLook, Snapshot
 from gpuwright.watched import Watched
 from roles.kernel.facts import VALUES, same
 from roles.kernel.files import ROLE, SCRIPTS, boot_files, in_use, modprobe_file, sysctl_file
-
-# --- saying no ----------------------------------------------------------------------------------------------------------
-
-
-def say_no(state: Any, host: Any, sentence: str) -> bool:
-    """Say why not, in red, and fail."""
-    host.log_styled(sentence, fg="red", log_func=logger.error)
-    return False
-
-
-def refusal(sentence: str) -> FunctionCommand:
-    """A command that fails its host with one sentence."""
-    return FunctionCommand(say_no, (sentence,), {})
-
 
 # --- boot menu ------------------------------------------------------------------------------------------------------------
 

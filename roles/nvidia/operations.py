@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyinfra import logger
-from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api import StringCommand, operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.context import ctx_host, ctx_state
 
 from gpuwright import atomic, snapshot
 from gpuwright.ownership import Owned
+from gpuwright.refusal import refusal
 from gpuwright.watched import Watched
 from roles.nvidia import equality, judgement
 from roles.nvidia.facts import CARDS, NVIDIA, STATE, Nvidia
@@ -21,16 +22,6 @@ from roles.nvidia.wishes import ROLE, SCRIPT
 
 if TYPE_CHECKING:  # the node's description is composed of the roles' own parts, so it imports this package
     from gpuwright.spec.node import Hardware
-
-
-def _say_no(state: Any, host: Any, sentence: str) -> bool:
-    host.log_styled(sentence, fg="red", log_func=logger.error)
-    return False
-
-
-def _refusal(sentence: str) -> FunctionCommand:
-    """A command that fails its host with one sentence."""
-    return FunctionCommand(_say_no, (sentence,), {})
 
 
 def _present(seen: Nvidia) -> str:
@@ -48,7 +39,7 @@ def driver(spec: NvidiaSpec) -> Generator[PyinfraCommand, None, None]:
     whole = snapshot.read(host)
     seen = whole.read(NVIDIA)
     if why := judgement.rejected(spec, seen):
-        yield _refusal(
+        yield refusal(
             f"driver {spec.version} is not tried again, because it failed on this node ({why}); "
             f"{judgement.loaded(seen) or 'nothing'} is loaded. Name another release in nvidia.version; to try once more: "
             f"rm {STATE}/rejected"
@@ -146,12 +137,12 @@ def verified(spec: NvidiaSpec, hardware: Hardware, may_wait: bool) -> Generator[
     try:
         now, waits = seen.read(NVIDIA), judgement.pending(spec, seen) if may_wait else ()
     except snapshot.CouldNotLook as error:
-        yield _refusal(f"whether the driver is what was asked cannot be seen: {error}")
+        yield refusal(f"whether the driver is what was asked cannot be seen: {error}")
         return
     if waits:
         host.log_styled(f"driver: {'; '.join(waits)}; a reboot brings it", fg="yellow", log_func=logger.warning)
     if not waits and (faults := shortfalls(spec, hardware, now)):
-        yield _refusal(f"the driver is not what was asked: {'; '.join(faults)}")
+        yield refusal(f"the driver is not what was asked: {'; '.join(faults)}")
         return
     host.noop("the driver is what was asked")
 

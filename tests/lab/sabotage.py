@@ -308,7 +308,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-CONT-020": Sabotage("apt-mark unhold libnvidia-container1", "apt-mark hold libnvidia-container1", heals=True),
     "GPW-CONT-021": _daemon(".features.cdi = false", _RESTART_DOCKER),
     "GPW-CONT-022": Sabotage(
-        "mkdir -p /etc/cdi; cp /run/cdi/nvidia.yaml /etc/cdi/", "rm /etc/cdi/nvidia.yaml", heals=True
+        "mkdir -p /etc/cdi; cp /run/cdi/nvidia.yaml /etc/cdi/", "rm -f /etc/cdi/nvidia.yaml", heals=True
     ),
     "GPW-CONT-023": Sabotage(
         "sed -i 's/[.]so[.]580[.]95[.]05/.so.570.10.10/' /run/cdi/nvidia.yaml", _REFRESH, heals=True
@@ -320,7 +320,8 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "GPW-CONT-025": _foreign("--network none --device nvidia.com/gpu=0"),
     "GPW-CONT-026": Sabotage(
-        f"nsenter --mount --target $(docker inspect --format '{{{{.State.Pid}}}}' {_CONTAINER}) rm /dev/nvidia0",
+        f"nsenter --mount --target $(docker inspect --format '{{{{.State.Pid}}}}' {_CONTAINER}) "
+        """sh -c 'set -- /dev/nvidia[0-9]*; rm "$1"'""",
         _RESTART,
     ),
     "GPW-CONT-027": _daemon(

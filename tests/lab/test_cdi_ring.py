@@ -157,7 +157,7 @@ def test_a_sabotage_turns_exactly_its_control_red(node, control):
 
 
 def test_a_second_specification_is_named_moved_away_and_kept(node):
-    node.sh(f"mkdir -p /etc/cdi; cp {KEPT} /etc/cdi/nvidia.yaml")
+    node.sh(f"rm -rf /var/lib/gpuwright/containers/cdi; mkdir -p /etc/cdi; cp {KEPT} /etc/cdi/nvidia.yaml")
     dry = node.run("--dry")
     assert mine(node, dry) == [CDI]
     assert "CDI: /etc/cdi/nvidia.yaml defines devices that /run/cdi/nvidia.yaml has, too" in dry.said

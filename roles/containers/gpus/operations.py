@@ -7,11 +7,12 @@ from collections.abc import Generator
 from typing import Any
 
 from pyinfra import logger
-from pyinfra.api import FactBase, FunctionCommand, OperationError, StringCommand, operation
+from pyinfra.api import FactBase, FunctionCommand, StringCommand, operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.context import ctx_host
 
 from gpuwright import snapshot
+from gpuwright.refusal import say_no
 from roles.containers.gpus import cdi, seen_inside
 from roles.containers.gpus.facts import GPUS, PATH, SERVICE, SPECIFICATION
 
@@ -54,17 +55,21 @@ def specification() -> Generator[PyinfraCommand, None, None]:
     yield FunctionCommand(_fits, (), {})
 
 
-def _fits(state: Any, host: Any) -> None:
+def _fits(state: Any, host: Any) -> bool:
     """After the repair: what still does not fit ends this host's run, in one sentence."""
     snapshot.forget(host)
-    left = cdi.findings(snapshot.read(host).read(GPUS))
+    try:
+        left = cdi.findings(snapshot.read(host).read(GPUS))
+    except snapshot.CouldNotLook as error:
+        return say_no(state, host, f"CDI: whether the specification is right now cannot be seen: {error}")
     for one in left:
         if (
             one.kind == "card-unnamed"
         ):  # one card that fell silent is no reason to leave the others without a specification
             logger.warning(f"{host.print_prefix}CDI: {one}")
     if left := [one for one in left if one.kind != "card-unnamed"]:
-        raise OperationError(f"{host.name}: {'; '.join(map(str, left))}")
+        return say_no(state, host, f"CDI: {'; '.join(map(str, left))}")
+    return True
 
 
 class SeenInside(FactBase[str]):

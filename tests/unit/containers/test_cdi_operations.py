@@ -21,6 +21,7 @@ class Node:
         self.host = types.SimpleNamespace(
             name="gpu-1", print_prefix="[gpu-1] ", noop=self.noops.append, get_fact=lambda fact: self.inside
         )
+        self.host.log_styled = lambda sentence, **how: self.said.append(sentence)
         monkeypatch.setattr(operations, "ctx_host", types.SimpleNamespace(get=lambda: self.host))
         snapshot = types.SimpleNamespace(read=lambda section: self.seen)
         monkeypatch.setattr(operations.snapshot, "read", lambda host: snapshot)
@@ -36,7 +37,8 @@ class Node:
         """Execute them; returns what systemctl was told."""
         for command in commands:
             if isinstance(command, FunctionCommand):
-                command.function(None, self.host)
+                if not command.function(None, self.host):
+                    raise OperationError(self.said[-1])
                 continue
             script = shlex.split(command.get_raw_value())[2]
             for folder in ("/etc/cdi", "/run/cdi", "/var/lib/gpuwright"):
@@ -111,7 +113,7 @@ def test_what_still_does_not_fit_ends_the_run_in_one_sentence(gpu_node):
     with pytest.raises(OperationError) as ended:
         gpu_node.run(list(specification()))
     assert str(ended.value) == (
-        "gpu-1: /run/cdi/nvidia.yaml hands in files of driver 570.10.10; expected: those of 580.95.05, which is loaded; do: "
+        "CDI: /run/cdi/nvidia.yaml hands in files of driver 570.10.10; expected: those of 580.95.05, which is loaded; do: "
         "systemctl restart nvidia-cdi-refresh.service"
     )
 
