@@ -21,6 +21,8 @@ pytestmark = pytest.mark.machine
 
 KEY = "/etc/apt/keyrings/gpuwright-lab.asc"
 APT = "DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends"
+# A package made anew has the version and the size of the one before, and apt asks no more of what it has kept.
+FRESH = "apt-get clean; apt-get -q update >/dev/null"
 VERSION, NEWER = "580.95.05", "595.58.03"
 LOADED = "/proc/driver/nvidia/version"
 
@@ -110,7 +112,7 @@ def test_a_module_that_does_not_compile_is_found_before_a_reboot(node: Machine) 
     repository.withdraw(f"module-{NEWER}")
     repository.publish(f"module-{VERSION}/build")
     said = node.run(
-        f"{APT} update >/dev/null; {APT} install --allow-downgrades nvidia-kernel-open-dkms={VERSION}-1 2>&1",
+        f"{FRESH}; {APT} install --allow-downgrades nvidia-kernel-open-dkms={VERSION}-1 2>&1",
         check=False,
         timeout=3600,
     )
@@ -123,7 +125,7 @@ def test_a_module_that_finds_no_card_is_built_and_does_not_load(node: Machine) -
     repository.withdraw(f"module-{VERSION}")
     repository.publish(f"module-{VERSION}/probe")
     sh(node, "modprobe -r nvidia || true")
-    sh(node, f"{APT} update >/dev/null; {APT} install --reinstall nvidia-kernel-open-dkms={VERSION}-1", timeout=3600)
+    sh(node, f"{FRESH}; {APT} install --reinstall nvidia-kernel-open-dkms={VERSION}-1", timeout=3600)
     assert "installed" in sh(node, "dkms status")
     said = node.run("modprobe nvidia 2>&1", check=False)
     assert said.returncode != 0 and "No such device" in said.stdout
