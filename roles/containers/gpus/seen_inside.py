@@ -28,7 +28,8 @@ printf '%s' "$found" | jq -c '.[] | select(.HostConfig.DeviceRequests // [] | le
     id: .Id, name: (.Name | ltrimstr("/")), engine: (.Config.Labels["gpuwright.engine"] // ""),
     requests: [.HostConfig.DeviceRequests[] | {driver: .Driver, ids: (.DeviceIDs // [])}]}' |
   xargs -r -d '\n' -n 1 -P 16 sh -c '
-    answer=$(timeout @LIMIT@ docker exec "$(printf "%s" "$1" | jq -r .id)" nvidia-smi -L 2>&1); status=$?
+    id=$(printf "%s" "$1" | jq -r .id)
+    answer=$(timeout @LIMIT@ docker exec "$id" nvidia-smi -L 2>&1); status=$?
     printf "%s" "$1" | jq -c --arg answer "$answer" --argjson status "$status" \
       "del(.id) + {status: \$status, answer: \$answer[0:2000]}"' sh
 """.replace("@LIMIT@", str(LIMIT))
