@@ -23,6 +23,8 @@ BRANCHES = {
 }
 # What can be wrong with a driver that installs: its module does not compile, or compiles and finds no card.
 FAULTS = ("build", "probe")
+SIGNER = "gpuwright lab, a stand-in for the key of DKMS"
+"""Whom a module of these packages names as its signer; it has no signature."""
 # Sources of their own. It matters: since apt 3 (Debian 13) whatever is installed of one source is upgraded together
 # (APT::Get::Upgrade-By-Source-Package), so of the driver proper no package moves alone, and these do.
 _APART = (
@@ -77,7 +79,7 @@ def packages(version: str, fault: str = "") -> list[Package]:
         return made(name, summary, files, **relations)
 
     def module(name: str, license: str, other: str) -> Package:
-        info = {"version": version, "license": license, "description": "STAND-IN of gpuwright's lab"}
+        info = {"version": version, "license": license, "description": "STAND-IN of gpuwright's lab", "signer": SIGNER}
         source = f"usr/src/nvidia-{version}"
         conf = f'PACKAGE_NAME="nvidia"\nPACKAGE_VERSION="{version}"\nAUTOINSTALL="yes"\n'
         files = {f"{source}/dkms.conf": File(conf.encode())}

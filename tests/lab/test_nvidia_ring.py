@@ -13,11 +13,12 @@ from pathlib import Path
 import cdi_trial
 import nvidia_trial
 import pytest
-from nvidia_sabotage import SABOTAGES
+from nvidia_sabotage import NO_SECURE_BOOT, SABOTAGES, secure_boot
 from nvidia_trial import NEW, OLD, Node
 
 from gpuwright.audit.control import Outcome
 from lab import gpus
+from lab.repository.driver import SIGNER
 
 pytestmark = pytest.mark.lab
 
@@ -78,6 +79,21 @@ def test_a_sabotage_turns_its_control_red(converged: Node, control: str) -> None
     assert set(turned) == {control, *entry.also}, turned
     assert found[control].outcome is Outcome.FAIL
     wait_green(converged)
+
+
+def test_a_signer_that_the_kernel_does_not_trust_turns_its_control_red(converged: Node) -> None:
+    """GPW-NVID-012: a lab host has no firmware, so mokutil and keyctl are STAND-INS here, and so is the module's signature."""
+    try:
+        converged.sh(secure_boot(SIGNER))
+        trusted = converged.judged()["GPW-NVID-012"]
+        assert trusted.outcome is Outcome.PASS, trusted.verdict.actual
+        converged.sh(secure_boot("another key"))
+        red = converged.red()
+        assert set(red) == {"GPW-NVID-012"}
+        assert f"the kernel does not trust the key of its signer, {SIGNER}" in red["GPW-NVID-012"]
+    finally:
+        converged.sh(NO_SECURE_BOOT)
+    assert converged.red() == {}
 
 
 def test_a_deploy_heals_what_drifted(node: Node) -> None:
