@@ -124,8 +124,9 @@ def test_a_module_that_does_not_compile_is_found_before_a_reboot(node: Machine) 
 def test_a_module_that_finds_no_card_is_built_and_does_not_load(node: Machine) -> None:
     repository.withdraw(f"module-{VERSION}")
     repository.publish(f"module-{VERSION}/probe")
-    sh(node, "modprobe -r nvidia || true")
-    sh(node, f"{FRESH}; {APT} install --reinstall nvidia-kernel-open-dkms={VERSION}-1", timeout=3600)
+    # The one that did not build is half installed, and offered nowhere any more.
+    sh(node, "modprobe -r nvidia || true; dpkg --purge nvidia-kernel-open-dkms", timeout=600)
+    sh(node, f"{FRESH}; {APT} install nvidia-kernel-open-dkms={VERSION}-1", timeout=3600)
     assert "installed" in sh(node, "dkms status")
     said = node.run("modprobe nvidia 2>&1", check=False)
     assert said.returncode != 0 and "No such device" in said.stdout
