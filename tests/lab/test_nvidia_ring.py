@@ -265,3 +265,19 @@ def test_the_ring(count: int, tmp_path: Path) -> None:
             )
     finally:
         node.host.destroy()
+
+
+def test_a_flat_repository_of_the_sites_own(tmp_path: Path) -> None:
+    """Source `local`: the whole address, and a fingerprint that the site names itself."""
+    folder = "http://repository.lab/compute/cuda/repos/debian13/x86_64"
+    settings = nvidia_trial.driver(source="local", repository=folder)
+    node = nvidia_trial.blank("local-1", 1, tmp_path, nvidia=settings)
+    try:
+        node.deploy()
+        assert f"URIs: {folder}" in node.sh("cat /etc/apt/sources.list.d/gpuwright-nvidia.sources")
+        assert {node.installed(name) for name in DRIVER} == {f"{OLD}-1"}
+        assert node.module() == OLD
+        assert node.deploy().changed == []
+        assert node.red() == {}
+    finally:
+        node.host.destroy()
