@@ -56,10 +56,21 @@ def findings(seen: Nvidia) -> list[Finding]:
     ]
 
 
+# Debian packages these by themselves, and leaves them at releases of their own (Debian 13: nvidia-modprobe 570.133.07 beside driver
+# 550.163.01); NVIDIA's are of the driver's release. The script driver-change has the same list.
+DEBIANS_TOOLS = ("nvidia-modprobe", "nvidia-persistenced", "nvidia-settings", "nvidia-xconfig")
+
+
 def driver_packages(seen: Nvidia) -> list[Package]:
     """The packages that make up the driver proper. What manages switches is judged on its own: it is wanted on few machines."""
     apart = ("fabricmanager", "fabric-manager", "nscq", "imex")
-    return [package for package in every_driver_package(seen) if not any(word in package.name for word in apart)]
+    # With NVIDIA's packages nvidia-smi is no package: it comes in nvidia-driver-cuda or nvidia-utils.
+    tools = DEBIANS_TOOLS if "nvidia-smi" in seen.packages else ()
+    return [
+        package
+        for package in every_driver_package(seen)
+        if package.name not in tools and not any(word in package.name for word in apart)
+    ]
 
 
 def every_driver_package(seen: Nvidia) -> list[Package]:

@@ -1,4 +1,4 @@
-"""What the driver's packages are called, by source and distribution. The lab boots Debian 13 with NVIDIA's names; the rest is data.
+"""What the driver's packages are called, by source and distribution. The lab boots Debian 13 with NVIDIA's and with Debian's; the rest is data.
 
 Sources: NVIDIA's driver installation guide (compute-only installation; "Ubuntu 590 and later packages": the branch leaves the
 names), packages.debian.org and packages.ubuntu.com for the distributions' own.

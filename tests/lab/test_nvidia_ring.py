@@ -17,7 +17,7 @@ from nvidia_sabotage import NO_SECURE_BOOT, SABOTAGES, secure_boot
 from nvidia_trial import NEW, OLD, Node
 
 from gpuwright.audit.control import Outcome
-from lab import gpus
+from lab import gpus, hosts
 from lab.repository.driver import SIGNER
 
 pytestmark = pytest.mark.lab
@@ -277,6 +277,24 @@ def test_a_flat_repository_of_the_sites_own(tmp_path: Path) -> None:
         assert f"URIs: {folder}" in node.sh("cat /etc/apt/sources.list.d/gpuwright-nvidia.sources")
         assert {node.installed(name) for name in DRIVER} == {f"{OLD}-1"}
         assert node.module() == OLD
+        assert node.deploy().changed == []
+        assert node.red() == {}
+    finally:
+        node.host.destroy()
+
+
+def test_the_distributions_own_packages(tmp_path: Path) -> None:
+    """Source `distribution` with Debian's REAL packages, on a host without a card and without a kernel to build for."""
+    [host] = hosts.up(["debian-1"], blank=True)
+    node = Node(host, tmp_path, nvidia_trial.node_file(0), [])
+    try:
+        node.sh("sed -i 's/ main$/ main contrib non-free non-free-firmware/' /etc/apt/sources.list; apt-get -qq update")
+        offered = node.sh("apt-cache policy nvidia-smi | sed -n 's/ *Candidate: //p'")
+        node.node["nvidia"] = {"source": "distribution", "version": offered.partition("-")[0]}
+        node.deploy()
+        assert node.installed("nvidia-smi") == node.installed("nvidia-open-kernel-dkms") == offered
+        held = set(node.sh("apt-mark showhold").split())
+        assert {"nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-open-kernel-dkms", "nvidia-modprobe"} <= held
         assert node.deploy().changed == []
         assert node.red() == {}
     finally:

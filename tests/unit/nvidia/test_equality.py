@@ -56,6 +56,13 @@ def test_nothing_to_say_of_a_node_without_a_driver():
     assert equality.findings(replace(empty, kernels=(Kernel("6.12.1-amd64", False, "", ""),))) == []
 
 
+def test_debians_own_tools_have_releases_of_their_own():
+    tools = {"nvidia-modprobe": package("nvidia-modprobe", "570.133.07-1")}
+    theirs = {**HEALTHY.packages, "nvidia-smi": package("nvidia-smi"), **tools}
+    assert kinds(replace(HEALTHY, packages=theirs)) == []
+    assert kinds(replace(HEALTHY, packages={**HEALTHY.packages, **tools})) == ["package"], "NVIDIA's are of the release"
+
+
 def test_a_driver_that_no_package_brought():
     """As on a machine whose image has it: version and library are there, packages and module files are not."""
     image = {"cuda-compat-13-0": package("cuda-compat-13-0", "575.1.02-1ubuntu1")}
