@@ -113,28 +113,11 @@ def parse(text: str) -> Snapshot:
 
 
 class NodeSnapshot(FactBase[Snapshot]):
-    """The whole snapshot as a pyinfra fact."""
+    """The snapshot as a pyinfra fact: the sections of these names, separated by blanks, or all of them."""
 
-    def command(self) -> StringCommand:
-        """One remote command for all sections."""
-        return StringCommand(script())
-
-    def process(self, output: Any) -> Snapshot:
-        """Lines to Snapshot."""
-        return parse("\n".join(output))
-
-    @staticmethod
-    def default() -> Snapshot:
-        """A node that gave no answer."""
-        return Snapshot({})
-
-
-class SomeSections(FactBase[Snapshot]):
-    """Sections by name, the names separated by blanks, as a pyinfra fact."""
-
-    def command(self, names: str) -> StringCommand:
+    def command(self, names: str = "") -> StringCommand:
         """One remote command for all of them."""
-        return StringCommand(script([_sections[name] for name in names.split()]))
+        return StringCommand(script([_sections[name] for name in names.split()] or None))
 
     def process(self, output: Any) -> Snapshot:
         """Lines to Snapshot."""
@@ -164,7 +147,7 @@ class _Since(Snapshot):
         if section.name in _sections and section.name not in self.answers:
             missing = [name for name in _sections if name not in self.answers]
             names = [section.name] if len(self.answers) < _ONE_BY_ONE else missing
-            self.answers.update(self.host.get_fact(SomeSections, names=" ".join(names)).answers)
+            self.answers.update(self.host.get_fact(NodeSnapshot, names=" ".join(names)).answers)
         return super().read(section)
 
 

@@ -33,6 +33,14 @@ def wait_green(node: Node) -> None:
         time.sleep(2)
 
 
+def settled(node: Node) -> None:
+    """The release is installed and loaded, a further run has nothing to do, and the audit is green."""
+    assert {node.installed(name) for name in DRIVER} == {f"{OLD}-1"}
+    assert node.module() == OLD
+    assert node.deploy().changed == []
+    assert node.red() == {}
+
+
 # --- one host for sabotage and damage ---------------------------------------------------------------------------------
 
 
@@ -216,10 +224,7 @@ def test_a_host_that_lost_power_in_the_middle_of_dpkg_converges(tmp_path: Path) 
             run.wait()
         node.deploy()
         assert node.sh("dpkg --audit") == ""
-        assert {node.installed(name) for name in DRIVER} == {f"{OLD}-1"}
-        assert node.module() == OLD
-        assert node.deploy().changed == []
-        assert node.red() == {}
+        settled(node)
     finally:
         node.host.destroy()
 
@@ -275,10 +280,7 @@ def test_a_flat_repository_of_the_sites_own(tmp_path: Path) -> None:
     try:
         node.deploy()
         assert f"URIs: {folder}" in node.sh("cat /etc/apt/sources.list.d/gpuwright-nvidia.sources")
-        assert {node.installed(name) for name in DRIVER} == {f"{OLD}-1"}
-        assert node.module() == OLD
-        assert node.deploy().changed == []
-        assert node.red() == {}
+        settled(node)
     finally:
         node.host.destroy()
 

@@ -124,8 +124,9 @@ def test_a_module_that_does_not_compile_is_found_before_a_reboot(node: Machine) 
 def test_a_module_that_finds_no_card_is_built_and_does_not_load(node: Machine) -> None:
     repository.withdraw(f"module-{VERSION}")
     repository.publish(f"module-{VERSION}/probe")
-    # The one that did not build is half installed, and offered nowhere any more.
-    sh(node, "modprobe -r nvidia || true; dpkg --purge nvidia-kernel-open-dkms", timeout=600)
+    # rmmod: modprobe -r looks for a file, and the one that did not build left none; loaded, it would make the next modprobe a success.
+    # The package is half installed, and offered nowhere any more.
+    sh(node, "rmmod nvidia; dpkg --purge nvidia-kernel-open-dkms", timeout=600)
     sh(node, f"{FRESH}; {APT} install nvidia-kernel-open-dkms={VERSION}-1", timeout=3600)
     assert "installed" in sh(node, "dkms status")
     said = node.run("modprobe nvidia 2>&1", check=False)
