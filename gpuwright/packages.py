@@ -23,6 +23,15 @@ APT = (
     "-o APT::Install-Recommends=false"
 )
 
+# What a power cut left of dpkg's work. apt does not end it: it refuses ("dpkg was interrupted"), fails on the package that
+# dpkg wants laid down again, or leaves that one as it is and returns 0 (apt 3.0, Debian 13). What dpkg cannot configure,
+# the command after this names. The script driver-change has the same for itself.
+FINISH = rf"""
+DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a </dev/null
+broken=$(dpkg-query -W -f '${{db:Status-Eflag}} ${{binary:Package}}\n' | sed -n 's/^reinstreq //p')
+[ -z "$broken" ] || {APT} --allow-change-held-packages --allow-downgrades --reinstall install $broken
+"""
+
 # apt waits for a lock in silence, and `apt-get update` not at all. Whoever has a lock has its file open. A boot's own
 # apt-daily takes it minutes after the machine came up, just when a new machine is provisioned.
 FREE = r"""
@@ -56,6 +65,7 @@ def installed(packages: Sequence[str], refresh: bool = False) -> Generator[Strin
     + packages: names, or ``name=version``; one call per role
     + refresh: the package lists are renewed even if nothing is missing (a new source was just added)
 
+    What dpkg left unfinished because the power went is finished first.
     Another process that has apt locked is named, and waited for up to ten minutes with a line every 15 seconds.
     """
     host = ctx_host.get()
@@ -72,8 +82,7 @@ def installed(packages: Sequence[str], refresh: bool = False) -> Generator[Strin
         host.noop(f"{len(packages)} packages are installed")
         return
     snapshot.forget(host)
-    install = (
-        f" && {APT} --allow-change-held-packages --allow-downgrades install {shlex.join(missing)}" if missing else ""
-    )
+    lists = f"{APT} -q update"
+    install = f"{APT} --allow-change-held-packages --allow-downgrades install {shlex.join(missing)}"
     yield Watched("sh", "-c", shlex.quote(FREE), "sh", "600", "15")
-    yield StringCommand("sh", "-c", shlex.quote(f"{APT} -q update{install}"))
+    yield StringCommand("sh", "-c", shlex.quote(f"{lists} && {{ {FINISH}}} && {install}" if missing else lists))

@@ -45,14 +45,15 @@ def need_files(files: Mapping[str, str]) -> None:
 def _install(missing: list[str]) -> None:
     if not missing:
         return
-    install = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    # Two labs may begin on one machine at once.
+    install = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "install", "-y", "--no-install-recommends", *missing]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise LabError(f"the lab needs {', '.join(missing)}; install with: {' '.join(install)}")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with step(f"Installing {', '.join(missing)} on this machine"):
-        if run(install, check=False, timeout=600, env=quiet).returncode != 0:
+        if run(install, check=False, timeout=1200, env=quiet).returncode != 0:
             run(["apt-get", "update"], timeout=300, env=quiet)
-            run(install, timeout=600, env=quiet)
+            run(install, timeout=1200, env=quiet)
     # Debian starts what it installs. The lab runs its own instances, on its own bridge only.
     if systemd_is_init():
         for service in sorted({"apt-cacher-ng", "docker-registry"} & set(missing)):

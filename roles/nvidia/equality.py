@@ -95,7 +95,9 @@ def _packages(seen: Nvidia) -> Iterator[Finding]:
                 package.name,
                 f"{package.name} {package.version} is {package.status}",
                 "installed",
-                "dpkg --configure -a; its log says why it stopped (a module that did not build: /var/lib/dkms/nvidia/*/build/make.log)",
+                f"apt-get --reinstall install {package.name}: dpkg was stopped in the middle of it"
+                if package.status == "half-installed"
+                else "dpkg --configure -a; its log says why it stopped (a module that did not build: /var/lib/dkms/nvidia/*/build/make.log)",
             )
         if package.driver != expected:
             yield Finding(

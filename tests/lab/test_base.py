@@ -223,6 +223,20 @@ def test_whoever_has_apt_locked_is_named_while_a_run_waits(node):
     node.node["base"] = {}
 
 
+def test_what_dpkg_left_when_the_power_went_is_finished(node):
+    """One package to be laid down again and one to be configured, as dpkg notes them in the middle of its work."""
+    for package, state in (("tree", "reinstreq half-installed"), ("tzdata", "ok unpacked")):
+        node.sh(f"apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq -y install {package} >/dev/null 2>&1")
+        node.sh(
+            f"sed -i '/^Package: {package}$/,/^$/s/^Status: .*/Status: install {state}/' /var/lib/dpkg/status; rm -f /usr/bin/tree"
+        )
+    assert "tree" in node.sh("dpkg --audit") and "tzdata" in node.sh("dpkg --audit")
+    node.node["base"] = {"extra_packages": ["tree"]}
+    node.deploy()
+    assert node.sh("dpkg --audit; tree --version | cut -c 1-4") == "tree"
+    node.node["base"] = {}
+
+
 def test_nobody_is_asked_when_a_package_wants_to_know_something(node):
     """tzdata asks at priority high, and waits for an answer where a terminal is."""
     node.sh(

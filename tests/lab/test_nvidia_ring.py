@@ -129,6 +129,19 @@ def test_one_library_upgraded_alone_is_put_back_while_the_node_serves(node: Node
     assert node.sh("cat /proc/sys/kernel/random/boot_id") == boot
 
 
+@pytest.mark.parametrize("package", ["nvidia-modprobe", "nvidia-kernel-open-dkms"])
+def test_a_package_that_dpkg_was_stopped_in_is_laid_down_again(node: Node, package: str) -> None:
+    """What dpkg notes before it unpacks a file, and takes back after: here is where the power went in between."""
+    node.sh(
+        f"sed -i '/^Package: {package}$/,/^$/s/^Status: .*/Status: install reinstreq half-installed/' /var/lib/dpkg/status"
+    )
+    assert package in node.sh("dpkg --audit")
+    assert f"{package} {OLD}-1 is half-installed" in node.red()["GPW-NVID-002"]
+    node.deploy()
+    assert node.sh("dpkg --audit") == ""
+    assert package in node.sh("apt-mark showhold")
+
+
 def test_an_old_module_that_stayed_loaded_wants_a_reboot(node: Node) -> None:
     gpus.plug(node.host, node.cards, module="550.90.07", nvswitches=2)
     assert "reboot" in node.findings()
