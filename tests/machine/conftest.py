@@ -1,6 +1,6 @@
 """One booted machine for all tests that only need one: emulated, a boot takes minutes. `./run proof` runs them all.
 
-What is sampled (two boots at most) stands here for who asks for it: `pytest tests/machine -m "not proof"`. `./run test` runs none of them.
+`./run test` takes what is sampled here: two boots at most.
 """
 
 from __future__ import annotations
