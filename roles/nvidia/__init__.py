@@ -14,7 +14,7 @@ from gpuwright.ownership import Owned, recorded_of, retire
 from gpuwright.packages import installed
 from gpuwright.render import static, template
 from gpuwright.units import enabled, running
-from roles.nvidia import judgement, operations
+from roles.nvidia import equality, judgement, operations
 from roles.nvidia.facts import NVIDIA, STATE, Nvidia
 from roles.nvidia.packages import PINNED, PRIORITY, Packages, Unsupported, address, packages
 from roles.nvidia.spec import NvidiaSpec
@@ -137,6 +137,7 @@ def driver_files(spec: NvidiaSpec, hardware: Hardware, names: Packages, system: 
         f"nvidia{_DRIVER_CONF}.j2",
         version=spec.version,
         names=names,
+        debians_tools=equality.DEBIANS_TOOLS,
         fabric=spec.fabric_manager,
         cards=hardware.gpus.count,
         persistence=spec.persistence,

@@ -57,7 +57,7 @@ def findings(seen: Nvidia) -> list[Finding]:
 
 
 # Debian packages these by themselves, and leaves them at releases of their own (Debian 13: nvidia-modprobe 570.133.07 beside driver
-# 550.163.01); NVIDIA's are of the driver's release. The script driver-change has the same list.
+# 550.163.01); NVIDIA's are of the driver's release. The script driver-change reads them from driver.conf.
 DEBIANS_TOOLS = ("nvidia-modprobe", "nvidia-persistenced", "nvidia-settings", "nvidia-xconfig")
 
 
