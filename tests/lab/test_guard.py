@@ -184,8 +184,10 @@ def test_a_change_that_is_proven_stays_and_nothing_of_the_guard_is_left(node):
 def test_a_guard_that_fired_a_moment_ago_does_not_fire_at_the_next_change(node):
     """Its timer also counts from the end of its service: a change that takes a while would be taken for overdue."""
     hangs = node.start(REFUSES, seconds=4, apply=f"{RELOAD}; sleep 60")
-    node.wait_for("ls -d /var/lib/gpuwright/guard/fired.deadline 2>/dev/null", 30)
+    # A run that still lives would withdraw the change at the same moment.
+    node.wait_for("ls -d /var/lib/gpuwright/guard/armed 2>/dev/null", 30)
     hangs.kill()
+    node.wait_for("ls -d /var/lib/gpuwright/guard/fired.deadline 2>/dev/null", 30)
     status, said = node.run("LogLevel DEBUG\n", seconds=60, apply=f"sleep 15; {RELOAD}")
     assert status == 0, said
     assert node.content() == "LogLevel DEBUG\n"
