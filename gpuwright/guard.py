@@ -235,7 +235,8 @@ class _Attempt:
         if not isinstance(self.host.connector, SSHConnector):
             # @local and its like: there is no connection that the change could have cut.
             return self._here(StringCommand(PROGRAM, "disarm", self.id))[0]
-        first, pause = "", 0.5
+        reasons: list[str] = []
+        pause = 0.5
         # paramiko prints a traceback for every connection that fails; what matters is said below.
         logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
         # Half of the time is for trying, so that the other half is left to put things back in good order.
@@ -243,14 +244,14 @@ class _Attempt:
             reason = self._disarm_anew()
             if not reason:
                 return True
-            # Later ones may be sshd's answer to the first: it stops talking to whoever failed.
-            first = first or reason
+            # The first may be an sshd that is reloading, a later one its answer to those that it refused: all are told.
+            if reason not in reasons:
+                reasons.append(reason)
             gevent.sleep(pause)
             # Since OpenSSH 9.8 refused logins add up to minutes in which sshd talks to nobody (PerSourcePenalties).
             pause = min(2 * pause, 8.0)
-        self._tell(
-            f"no new connection after the change of role {self.change.role}: {first or 'there was no time to try'}"
-        )
+        why = "; then: ".join(reasons[:3]) or "there was no time to try"
+        self._tell(f"no new connection after the change of role {self.change.role}: {why}")
         done, _ = self._here(StringCommand(PROGRAM, "restore", "asked", self.id), limit=self._left() + 5)
         if done:
             self._tell("the old state is back; nothing of this change is left")
