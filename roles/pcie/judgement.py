@@ -50,9 +50,7 @@ def iommu_fault(spec: PcieSpec, hardware: Hardware, seen: Topology, line: Sequen
             f"{expected}; do: turn the IOMMU on in the firmware (VT-d, AMD-Vi, SMMU), or say pcie.iommu: off; a virtual "
             "machine often has none"
         )
-    return Fault(
-        f"{expected}; although the kernel was told so; do: look at what the kernel's log says of DMAR, AMD-Vi or SMMU"
-    )
+    return Fault(f"{expected}, as the kernel was told; do: look at what the kernel's log says of DMAR, AMD-Vi or SMMU")
 
 
 def redirecting(seen: Topology, hardware: Hardware) -> list[str]:

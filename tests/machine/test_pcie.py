@@ -216,7 +216,7 @@ def test_a_mode_changed_behind_the_words_is_seen(site, blank, converged):
         assert site.red() == {"GPW-PCIE-001"}
         status, _, said = site.run("-y")
         assert status == 1
-        assert "expected: pt although the kernel was told so" in said
+        assert "expected: pt, as the kernel was told; do: look at" in said
     finally:
         site.sh(f"echo identity >{group}/type; echo {device} >/sys/bus/pci/drivers_probe")
     assert site.red() == set()
