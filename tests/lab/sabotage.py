@@ -98,11 +98,6 @@ def _rules(nft: str, also: dict[str, str] | None = None) -> Sabotage:
     return Sabotage(f"nft {shlex.quote(nft)}", _RELOAD_FIREWALL, changed | (also or {}), heals=True)
 
 
-def _apt(text: str) -> Sabotage:
-    file = "/etc/apt/apt.conf.d/99sabotage"
-    return Sabotage(f"printf {shlex.quote(text)} >{file}", f"rm {file}")
-
-
 def _sshd(text: str, before: str = "true", after: str = "true") -> Sabotage:
     """A file of sshd's that sorts before ours."""
     file, again = "/etc/ssh/sshd_config.d/00-a.conf", "systemctl reload ssh.service; sleep 0.3"
@@ -162,8 +157,8 @@ SABOTAGES: dict[str, Sabotage] = {
     # --- base
     "GPW-BASE-001": _journald("Storage=volatile"),
     "GPW-BASE-002": _journald("SystemMaxUse=100M"),
-    "GPW-BASE-004": _apt('APT::Periodic::Unattended-Upgrade "0";\\n'),
-    "GPW-BASE-005": _apt("#clear Unattended-Upgrade::Package-Blacklist;\\n"),
+    "GPW-BASE-004": _apt('APT::Periodic::Unattended-Upgrade "0";'),
+    "GPW-BASE-005": _apt("#clear Unattended-Upgrade::Package-Blacklist;"),
     "GPW-BASE-006": Sabotage(
         "printf '$nrconf{restart} = \"a\";\\n' >/etc/needrestart/conf.d/zz-sabotage.conf",
         "rm /etc/needrestart/conf.d/zz-sabotage.conf",

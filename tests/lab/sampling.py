@@ -18,7 +18,7 @@ def mark(items: Sequence[pytest.Item], room: str, sample: dict[str, list[str]]) 
     for item in items:
         if item.path.parent.name != room:
             continue
-        name = item.originalname
+        name = item.originalname if isinstance(item, pytest.Function) else item.name
         seen.setdefault(item.path.name, set()).add(name)
         if name not in sample.get(item.path.name, ()):
             item.add_marker(pytest.mark.proof)

@@ -82,10 +82,11 @@ def judged(trial: Trial) -> dict[str, Outcome]:
 
 def judged_by(trial: Trial, roles: Sequence[str]) -> dict[str, Outcome]:
     """The audit of some roles."""
-    [spec] = collect(trial.directory / "inventory.py").specs.values()
+    collected = collect(trial.directory / "inventory.py")
+    [(name, spec)] = collected.specs.items()
     chosen = tuple(control for role in roles for control in controls.of_role(role))
-    text = trial.host.run("sh -s", stdin=connection.script(controls.sections(chosen)), timeout=180).stdout
-    return {result.control.id: result.outcome for result in judge_all(chosen, connection.parse(text), spec)}
+    seen = connection.read(connection.connect(name, collected.hosts[name]), chosen)
+    return {result.control.id: result.outcome for result in judge_all(chosen, seen, spec)}
 
 
 def failed(trial: Trial) -> set[str]:

@@ -18,6 +18,7 @@ import fleet
 import pytest
 
 from gpuwright.render import REPOSITORY
+from lab.machines import Machine
 
 pytestmark = pytest.mark.machine
 
@@ -44,7 +45,7 @@ def site(machine, tmp_path_factory):
     machine.reset()
 
 
-def cut(site: fleet.Fleet, operation: str, seconds: float) -> bool:
+def cut(site: fleet.Fleet, machine: Machine, operation: str, seconds: float) -> bool:
     """Start a run and cut the machine's power `seconds` after it began the operation. False where the run ended before."""
     site.write()
     process = subprocess.Popen(
@@ -62,7 +63,7 @@ def cut(site: fleet.Fleet, operation: str, seconds: float) -> bool:
                 time.sleep(seconds)
                 break
         running = process.poll() is None
-        site.hosts[0].power_off()
+        machine.power_off()
         return running
     finally:
         if process.poll() is None:
@@ -75,7 +76,7 @@ def cut(site: fleet.Fleet, operation: str, seconds: float) -> bool:
 def test_it_boots_and_the_next_run_converges(site, operation, seconds):
     [machine] = site.hosts
     machine.reset()
-    assert cut(site, operation, seconds), f"the run ended before {operation!r}"
+    assert cut(site, machine, operation, seconds), f"the run ended before {operation!r}"
     machine.switch_on()
     machine.wait()
 
