@@ -31,7 +31,7 @@ def wanting(users: Sequence[str], there: Mapping[str, Account]) -> tuple[list[st
 def accounts(users: Sequence[str]) -> Generator[StringCommand, None, None]:
     """Have an account for each of `users`; one that was there stays as it is, one that was disabled is opened again.
 
-    A new account has a group and a home of its own and no password, and is recorded as ours.
+    A new account has a group and a home of its own, which nobody else reads, and no password, and is recorded as ours.
     """
     host = ctx_host.get()
     missing, closed = wanting(users, snapshot.read(host).read(SSH).accounts)
@@ -43,7 +43,9 @@ def accounts(users: Sequence[str]) -> Generator[StringCommand, None, None]:
         # '*' is no password, and unlike '!' not a locked account, which sshd without PAM refuses.
         steps += [
             f"printf 'account\\t%s\\n' {shlex.quote(user)} >>{RECORD}/access",
-            f"useradd --create-home --user-group --shell /bin/bash --password '*' {shlex.quote(user)}",
+            # Debian 12's own default lets everybody read a home (its login.defs has no HOME_MODE).
+            "useradd --create-home --key HOME_MODE=0700 --user-group --shell /bin/bash --password '*' "
+            + shlex.quote(user),
         ]
     for user in closed:
         steps.append(f"usermod --expiredate '' --shell /bin/bash --password '*' {shlex.quote(user)}")

@@ -361,6 +361,7 @@ def test_after_a_reboot_it_is_the_same(node):
 
 def test_somebody_who_left_is_out_and_their_number_stays(node):
     uid = console(node, "id -u alice")
+    assert console(node, "stat -c '%a %U' ~alice") == "700 alice"
     session = subprocess.Popen(
         [*login_argv(node, "alice", str(node.directory / "alice")), "sleep 60"], stdin=subprocess.DEVNULL
     )
