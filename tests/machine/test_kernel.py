@@ -133,14 +133,15 @@ def test_one_run_reboots_once_and_the_machine_is_what_was_asked(trial):
     assert line.split().count("iommu=pt") == 1
     assert "iommu=off" not in line.split() and "amd_iommu=off" not in line.split()
     assert trial.sh("cat /etc/default/grub") == GRUB.strip()
-    assert trial.sh("modprobe --show-depends udf 2>&1 || true").startswith("install /bin/false")
+    assert trial.sh("modprobe --show-depends udf 2>&1 || true").splitlines()[-1] == "install /bin/false"
     assert trial.sh("cat /sys/module/efi_pstore/parameters/pstore_disable") == "Y"
 
 
 def test_a_second_run_changes_nothing_and_the_audit_is_green(trial):
     assert trial.deploy().changed == []
     found = judged(trial)
-    wrong = {key: outcome for key, outcome in found.items() if outcome is not Outcome.PASS}
+    fine = (Outcome.PASS, Outcome.NOT_APPLICABLE)  # a profile above baseline asks for more
+    wrong = {key: outcome for key, outcome in found.items() if outcome not in fine}
     # kernel.no_such_key is asked for, and this kernel does not have it
     assert wrong == {"GPW-KERN-010": Outcome.FAIL}
     trial.node = {**NODE, "kernel": {**NODE["kernel"], "sysctls": NODE["kernel"]["sysctls"][:2]}}
