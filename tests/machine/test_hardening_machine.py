@@ -56,7 +56,7 @@ def test_server_cis1_comes_without_a_reboot(trial):
 
 def test_what_changes_who_may_do_what_is_recorded(trial):
     trial.sh("useradd -m audited; userdel -r audited; sync; sleep 1")
-    assert "gpuwright-accounts" in trial.sh("ausearch -k gpuwright-accounts --raw | head -c 4000")
+    assert "gpuwright-accounts" in trial.sh("ausearch --input-logs -k gpuwright-accounts --raw | head -c 4000")
 
 
 def test_what_a_compiler_does_is_not(trial):
