@@ -122,6 +122,8 @@ def _jobs_bound(seen: Snapshot, spec: NodeSpec) -> Verdict:
     wanted = numa.io_nodes(spec.models.numa_nodes if spec.models else None, spec.hardware)
     if wanted is None:
         return not_applicable("file jobs are not bound here: the node file names no HBM node")
+    if not (spec.models or spec.engine):
+        return not_applicable("the node file asks for no model and no engine, so nothing fetches weights or images")
     units = seen.read(JOBS)
     if not units:
         raise CouldNotLook("no image job and no verification of a model on this node")

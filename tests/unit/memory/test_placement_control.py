@@ -8,7 +8,7 @@ from gpuwright.audit.control import Outcome
 from gpuwright.snapshot import CouldNotLook, Snapshot
 from gpuwright.spec.node import Hardware, NodeSpec
 from roles.engine.spec import EngineSpec
-from roles.memory.checks import CONTROLS, PLACED
+from roles.memory.checks import CONTROLS, JOBS, PLACED
 from roles.memory.spec import MemorySpec
 
 [CONTROL] = [control for control in CONTROLS if control.id == "GPW-MEMO-005"]
@@ -78,3 +78,14 @@ def test_a_gpu_that_nobody_lists_is_no_verdict() -> None:
         judge(SOCKETS, EVERYWHERE + "\ngpu 0 0")
     with pytest.raises(CouldNotLook):
         judge(SOCKETS, NEAR + "\ngpu 1")
+
+
+def test_file_jobs_where_nothing_is_fetched() -> None:
+    """GPW-MEMO-003 of a node whose file has hardware with HBM and no model and no engine yet."""
+    [control] = [control for control in CONTROLS if control.id == "GPW-MEMO-003"]
+    hbm = Hardware(cpu_numa_nodes=(0,), hbm_numa_nodes=(1,))
+    spec = NodeSpec(gpuwright=1, summary="a node", hardware=hbm, memory=MemorySpec())
+    seen = Snapshot({JOBS.name: (0, ""), "system": (0, SYSTEM)})
+    assert control.predicate(seen, spec).outcome is Outcome.NOT_APPLICABLE
+    with pytest.raises(CouldNotLook, match="no image job"):
+        control.predicate(seen, spec.model_copy(update={"engine": EngineSpec(engines={})}))
