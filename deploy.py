@@ -56,7 +56,8 @@ if spec.nvidia:
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
 # A firewall goes only now that `containers` keeps neighbours away itself.
-ownership.retire_roles(present=spec.roles, but=("access",))
+if not spec.firewall:
+    ownership.retire("firewall", keep=())
 if spec.models:
     models_verified(spec.models, hardware=spec.hardware)
 if spec.engine:
