@@ -350,7 +350,8 @@ def _start(machine: Machine, *more: str) -> None:
                     f"port {port} on {machine.address} is taken by another program, and {machine.name} needs it (ss -ltnp)"
                 ) from None
     (machine.directory / "power.json").write_text(json.dumps({"argv": machine._argv(), "first": more}))
-    argv = [sys.executable, "-m", "lab.machine_power", "power.json"]
+    # runpy warns that the package has the module already; that would stand before what QEMU says.
+    argv = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "lab.machine_power", "power.json"]
     # This very code, wherever it was started from.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with (machine.directory / "qemu.log").open("wb") as log:

@@ -197,18 +197,17 @@ def test_a_host_cannot_have_the_name_of_a_machine_and_a_port_that_is_taken_is_na
         [
             sys.executable,
             "-c",
-            f"import socket,time; s=socket.create_server(('{machine.address}', {machine.port})); time.sleep(60)",
-        ]
+            "import socket, time\n"
+            f"taken = socket.create_server(('{machine.address}', {machine.port}))\n"
+            "print('taken', flush=True); time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            try:
-                machine.switch_on()
-            except lab.LabError as error:
-                assert f"port {machine.port} on {machine.address} is taken by another program" in str(error)
-                break
-            machine.power_off()
+        assert listener.stdout is not None and listener.stdout.readline() == "taken\n"
+        with pytest.raises(lab.LabError, match=f"port {machine.port} on {machine.address} is taken by another program"):
+            machine.switch_on()
     finally:
         listener.kill()
         listener.wait()
