@@ -1,6 +1,6 @@
 """One booted machine for all tests that only need one: emulated, a boot takes minutes. `./run proof` runs them all.
 
-`./run test` takes what is sampled here: two boots at most.
+`./run test` takes what is sampled here: two boots, the second by a converge of roles kernel and pcie.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ SAMPLE = {
         "test_it_boots_through_firmware_and_grub",
         "test_numa_nodes_of_which_one_has_no_processors",
         "test_iommu_groups_and_ports_with_acs",
-        "test_a_word_for_grub_reaches_the_next_kernel",
+    ],
+    # The converge: words on the kernel's line, the IOMMU and the bridges' ACS bits, with the second boot in between.
+    "test_pcie.py": [
+        "test_the_plan_says_what_it_costs_and_what_waits_for_the_reboot",
+        "test_one_run_and_one_reboot_make_it_so",
+        "test_a_second_run_changes_nothing",
+        "test_bits_set_by_hand_are_seen_and_cleared_by_the_next_run",
     ],
 }
 
