@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -334,9 +335,15 @@ def _processes() -> dict[Path, list[int]]:
 
 
 def _kill(pids: Sequence[int]) -> None:
+    """Kill these processes and wait for their end: the kernel frees a big one's memory first and its ports long after that."""
+    ends = []
     for pid in pids:
         with suppress(ProcessLookupError):  # a power supply ends with its QEMU, and the other way round
-            os.kill(pid, signal.SIGKILL)
+            ends.append(os.pidfd_open(pid))
+            signal.pidfd_send_signal(ends[-1], signal.SIGKILL)
+    for end in ends:
+        select.select([end], [], [])
+        os.close(end)
 
 
 def _start(machine: Machine, *more: str) -> None:

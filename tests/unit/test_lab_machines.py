@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from lab import blank, machine_hardware, machine_image, server
+from lab import blank, machine_hardware, machine_image, machines, server
 from lab.command import LabError
 from lab.machine_hardware import KIND_TITLES, KINDS, arguments
 from lab.qmp import Qmp
@@ -180,3 +182,17 @@ def test_a_machine_that_does_not_go_down_in_time_is_said(qemu):
 def test_nobody_there_is_one_sentence(tmp_path):
     with pytest.raises(LabError, match=r"QEMU does not answer on .*: No such file or directory"):
         Qmp(tmp_path / "qmp")
+
+
+def test_what_is_killed_has_ended_and_its_ports_are_free(tmp_path):
+    """A power cut and the next switching on: a QEMU of gigabytes was gone from /proc while it still had its ports."""
+    listening = "import socket, time\nheld = bytearray(1 << 28)\nmine = socket.create_server(('127.0.0.1', 0))\nprint(mine.getsockname()[1], flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", listening], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        machines._kill([process.pid])
+        assert process.poll() is not None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+    machines._kill([process.pid])  # and again, of one that is gone
