@@ -16,6 +16,7 @@ from gpuwright.boot.asked import (
     clashes,
     conflicts,
     in_the_way,
+    plain_key,
     together,
 )
 from gpuwright.boot.state import (
@@ -68,6 +69,7 @@ __all__ = [
     "parse_line",
     "parse_word",
     "pending",
+    "plain_key",
     "same_key",
     "together",
     "words_pending",

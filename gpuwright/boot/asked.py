@@ -34,7 +34,13 @@ REPEATABLE = frozenset(
 
 # Words whose "off" the kernel never takes back, whatever comes later on the line (arch/x86/kernel/pci-dma.c, iommu_setup;
 # drivers/iommu/amd/init.c, parse_amd_iommu_options). Asked for another mode, a node must not have them at all.
-_NEVER_TAKEN_BACK = {"iommu": ("iommu=off", "amd_iommu=off"), "amd_iommu": ("amd_iommu=off",)}
+_AMD_OFF = ("amd_iommu=off", "amd-iommu=off")
+_NEVER_TAKEN_BACK = {"iommu": ("iommu=off", *_AMD_OFF), "amd_iommu": _AMD_OFF}
+
+
+def plain_key(key: str) -> str:
+    """A parameter's name as the kernel compares it: '-' and '_' are the same (kernel/params.c, parameq)."""
+    return key.replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Word:
     @property
     def subject(self) -> str:
         """What two roles can disagree about; where a key may be repeated, nothing."""
-        return f"kernel word {self.text if self.key in REPEATABLE else self.key}"
+        return f"kernel word {self.text if self.key in REPEATABLE else plain_key(self.key)}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ def together(parts: Iterable[Wishes]) -> Wishes:
 
 
 def clashes(wishes: Wishes) -> list[tuple[Wish, Wish]]:
-    """Every two wishes that disagree about one subject, the earlier first."""
+    """Every two wishes of which only one can hold, the earlier first: they disagree about one subject, or one makes the other void."""
     first: dict[str, Wish] = {}
     found = []
     for wish in wishes.all():
@@ -193,6 +199,12 @@ def clashes(wishes: Wishes) -> list[tuple[Wish, Wish]]:
             found.append((other, wish))
     blocked = {block.module: block for block in wishes.blocked}
     found += [(blocked[option.module], option) for option in wishes.options if option.module in blocked]
+    found += [
+        (word, void)
+        for void in wishes.words
+        for word in wishes.words
+        if word.subject != void.subject and word.text in _off_for_good(void)
+    ]
     return found
 
 
@@ -203,6 +215,12 @@ def clash(one: Wish, other: Wish) -> str:
             f"{other.subject}: {other.role} sets it ({other.reason}), and {one.role} blocks the module ({one.reason}); "
             "only one can hold"
         )
+    if one.subject != other.subject:
+        return (
+            f"{other.subject}: {other.role} asks for {_value(other)} ({other.reason}), and {one.role} for a word that makes it "
+            f"void wherever it stands on the line: {one.subject.removeprefix('kernel word ')}={_value(one)} ({one.reason}); "
+            "only one can hold"
+        )
     return (
         f"{other.subject}: {one.role} asks for {_value(one)} ({one.reason}), "
         f"{other.role} for {_value(other)} ({other.reason}); only one can hold"
@@ -210,7 +228,7 @@ def clash(one: Wish, other: Wish) -> str:
 
 
 def conflicts(wishes: Wishes) -> list[str]:
-    """One sentence for every subject on which two roles disagree."""
+    """One sentence for every two wishes of which only one can hold."""
     return [clash(one, other) for one, other in clashes(wishes)]
 
 
@@ -221,5 +239,9 @@ def _value(wish: Wish) -> str:
 def in_the_way(wishes: Wishes) -> tuple[str, ...]:
     """Words of others that would make a wished one void although it comes later; they give way to it."""
     asked = {word.text for word in wishes.words}
-    found = {text for word in wishes.words if word.value != "off" for text in _NEVER_TAKEN_BACK.get(word.key, ())}
-    return tuple(sorted(found - asked))
+    return tuple(sorted({text for word in wishes.words for text in _off_for_good(word)} - asked))
+
+
+def _off_for_good(word: Word) -> tuple[str, ...]:
+    """Words beside which this one has no effect."""
+    return () if word.value == "off" else _NEVER_TAKEN_BACK.get(plain_key(word.key), ())

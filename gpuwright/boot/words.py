@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpuwright.boot.asked import REPEATABLE, Word
+from gpuwright.boot.asked import REPEATABLE, Word, plain_key
 
 Given = tuple[str, str | None]
 """A word as the kernel takes it: key and value, without quotes."""
@@ -50,8 +50,8 @@ def parse_line(text: str) -> tuple[Given, ...]:
 
 
 def same_key(one: str, other: str) -> bool:
-    """The kernel takes '-' and '_' in a parameter's name for the same (kernel/params.c, parameq)."""
-    return one.replace("-", "_") == other.replace("-", "_")
+    """Whether the kernel takes two names for the same parameter."""
+    return plain_key(one) == plain_key(other)
 
 
 def holds(line: Iterable[Given], word: Word) -> bool:

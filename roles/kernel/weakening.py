@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gpuwright.boot import plain_key
+
 # Words that switch off what protects the kernel (Documentation/admin-guide/kernel-parameters.txt; the list under
 # `mitigations=off` there is the core of it). A bare word, or a key with the values that weaken it.
 _WEAKENING: dict[str, str] = {
@@ -51,5 +53,5 @@ _WEAKENING: dict[str, str] = {
 
 def weakens(key: str, value: str | None) -> bool:
     """Whether a word, as the kernel takes it, takes a protection away."""
-    values = _WEAKENING.get(key.replace("-", "_"))
+    values = _WEAKENING.get(plain_key(key))
     return values is not None and re.fullmatch(values, value or "") is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuwright.boot import BlockedModule, ModuleOption, Sysctl, Wishes, Word, conflicts, together
 
 
@@ -35,6 +37,30 @@ def test_two_values_for_one_subject_are_a_conflict_that_names_both_roles_and_rea
         "kernel word iommu: pcie asks for pt (P2P), kernel for off (asked for); only one can hold",
         "sysctl vm.zone_reclaim_mode: memory asks for 1 (HBM), kernel for 0 (asked for); only one can hold",
     ]
+
+
+def test_a_dash_makes_no_other_subject_of_a_word():
+    on, off = Word("intel_iommu", "on", "pcie", "P2P"), Word("intel-iommu", "off", "kernel", "asked for")
+    assert conflicts(Wishes(words=(on, off))) == [
+        "kernel word intel_iommu: pcie asks for on (P2P), kernel for off (asked for); only one can hold"
+    ]
+    again = Word("intel-iommu", "on", "kernel", "asked for")
+    assert together([Wishes(words=(on, again))]).words == (on,)
+
+
+@pytest.mark.parametrize("key", ["amd_iommu", "amd-iommu"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_word_that_makes_another_void_is_a_conflict_in_either_order(key, turned):
+    pt, off = Word("iommu", "pt", "pcie", "P2P"), Word(key, "off", "kernel", "asked for")
+    assert conflicts(Wishes(words=(off, pt) if turned else (pt, off))) == [
+        "kernel word iommu: pcie asks for pt (P2P), and kernel for a word that makes it void wherever it stands on the line: "
+        "amd_iommu=off (asked for); only one can hold"
+    ]
+
+
+def test_an_iommu_that_is_off_altogether_is_none():
+    words = tuple(Word(key, "off", "pcie", "x") for key in ("iommu", "amd_iommu", "intel_iommu"))
+    assert conflicts(Wishes(words=words)) == []
 
 
 def test_a_word_with_and_without_a_value_are_a_conflict():

@@ -12,6 +12,8 @@ from gpuwright.spec.rules.found import Found
 from roles.kernel.hardening import MODULES
 from roles.kernel.weakening import weakens
 
+# Names here and in roles.kernel.weakening are as boot.plain_key has them: with '_' for '-'.
+
 # What the node boots from and into; a wrong one and it does not come back.
 OF_THE_BOOT_LOADER = frozenset(
     [
@@ -101,7 +103,8 @@ SYSCTLS_REFUSED = {
 
 def _words(spec: NodeSpec) -> Iterator[tuple[SettingPath, str, str | None]]:
     for index, word in enumerate(spec.kernel.words if spec.kernel else ()):
-        yield ("kernel", "words", index, "word"), *boot.parse_word(word.word)
+        key, value = boot.parse_word(word.word)
+        yield ("kernel", "words", index, "word"), boot.plain_key(key), value
 
 
 def words_leave_protection_on(spec: NodeSpec) -> Iterator[Found]:

@@ -139,7 +139,7 @@ def test_what_the_shell_of_grub_mkconfig_cannot_read_is_not_ours_to_read():
     assert bash.stdout == "x y\n"
 
 
-@pytest.mark.parametrize("theirs", ["iommu=off", "amd_iommu=off"])
+@pytest.mark.parametrize("theirs", ["iommu=off", "amd_iommu=off", "amd-iommu=off"])
 @pytest.mark.parametrize("key", ["GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT"])
 def test_an_off_that_the_kernel_never_takes_back_gives_way(tmp_path, key, theirs):
     leave(tmp_path, [(None, f'{key}="a=1 {theirs} b=2 {theirs} iommu=soft iommu.strict=1 xiommu=off"\n')])
