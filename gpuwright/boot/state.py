@@ -70,13 +70,19 @@ class Boot:
         return tuple(entry for entry in self.entries if not entry.is_recovery)
 
 
+# One line per observation, "name base64 .", so that any content survives and a cut is seen. Every line is there on every node,
+# empty where there is nothing to say, and END is the last: what is missing was lost on the way.
 _SCRIPT = rf"""
-put() {{ printf '%s ' "$1"; base64 -w0; echo; }}
+put() {{ text=$(base64 -w0) || exit 1; printf '%s %s .\n' "$1" "$text"; }}
+# keep NAME FILE: empty where there is no such file; one that cannot be read ends it all.
+keep() {{ if [ -e "$2" ]; then put "$1" <"$2" || exit 1; else put "$1" </dev/null; fi; }}
 put id </proc/sys/kernel/random/boot_id
 uname -r | put kernel
 ls /run/gpuwright/ready 2>/dev/null | put serving
-[ ! -e {STATE}/reboot ] || put attempt <{STATE}/reboot
-if systemd-detect-virt --container --quiet; then echo container; exit 0; fi
+keep attempt {STATE}/reboot
+container=$(systemd-detect-virt --container)
+echo "$container" | put container
+if [ "$container" != none ]; then echo END; exit 0; fi
 put line </proc/cmdline
 awk '{{print $1, $3}}' /proc/modules | put modules
 awk '!/^#/ {{print $3}}' /proc/mounts /etc/fstab 2>/dev/null | sort -u | put filesystems
@@ -84,9 +90,9 @@ for image in /boot/vmlinuz-*; do [ ! -e "$image" ] || echo "${{image#/boot/vmlin
 for image in /boot/initrd.img-*; do
   [ ! -d "/lib/modules/${{image#/boot/initrd.img-}}" ] || stat -L -c '%n %s.%Y.%i' "$image"
 done | put initrds
-[ ! -e {STATE}/initramfs ] || put initramfs <{STATE}/initramfs
-[ ! -e {WORDS} ] || put recorded <{WORDS}
-[ ! -e /run/reboot-required ] || sort -u /run/reboot-required.pkgs 2>/dev/null | put packages
+keep initramfs {STATE}/initramfs
+keep recorded {WORDS}
+{{ [ ! -e /run/reboot-required ] || sort -u /run/reboot-required.pkgs 2>/dev/null; }} | put packages
 
 # The kernel's first words; the ring buffer forgets them in time.
 said() {{ grep -E 'ommand line: |Unknown kernel command line parameters|PCI: Unknown option' | head -n 20; }}
@@ -94,7 +100,7 @@ first=$(dmesg 2>/dev/null | said)
 case $first in *'ommand line: '*) ;; *) first=$(journalctl --quiet --dmesg --boot --output=cat 2>/dev/null | said) ;; esac
 printf '%s\n' "$first" | put said
 
-if [ -r /proc/driver/nvidia/params ]; then put nvidia </proc/driver/nvidia/params; fi
+keep nvidia /proc/driver/nvidia/params
 sed -n 's/^options \([^ ]*\) \([^=]*\)=.*/\1 \2/p' {MODPROBE} 2>/dev/null | while read -r module option; do
   value=/sys/module/$module/parameters/$option
   [ ! -r "$value" ] || printf '%s %s %s\n' "$module" "$option" "$(cat "$value")"
@@ -115,6 +121,7 @@ if [ "$loader" = grub ]; then
   ' /boot/grub/grub.cfg | put menu
   grub-editenv list 2>/dev/null | put environment
   # As grub-mkconfig reads them, without ours.
+  sourced=no
   site=$(
     exec 3>&1 >&2
     set -e
@@ -123,7 +130,9 @@ if [ "$loader" = grub ]; then
       if [ -e "$file" ] && [ "$file" != {GRUB_DROP_IN} ]; then . "$file"; fi
     done
     printf '%s %s' "${{GRUB_CMDLINE_LINUX:-}}" "${{GRUB_CMDLINE_LINUX_DEFAULT:-}}" >&3
-  ) 2>/dev/null && printf '%s' "$site" | put site
+  ) 2>/dev/null && sourced=yes
+  echo "$sourced" | put sourced
+  printf '%s' "$site" | put site
   seen=
   for file in /etc/default/grub.d/*.cfg; do
     [ -z "$seen" ] || echo "$file"
@@ -134,42 +143,85 @@ elif [ "$loader" = systemd-boot ]; then
   for file in "$boot"/loader/entries/*.conf; do
     [ ! -e "$file" ] || sed -n "s|^version[ \t]*|V |p; s|^options[ \t]*|O |p; 1s|^|F ${{file##*/}}\n|p" "$file" | grep '^[FVO] '
   done | put menu
-  for file in /etc/kernel/cmdline /usr/lib/kernel/cmdline; do
-    if [ -e "$file" ]; then put site <"$file"; break; fi
-  done
+  site=/usr/lib/kernel/cmdline
+  [ ! -e /etc/kernel/cmdline ] || site=/etc/kernel/cmdline
+  keep site "$site"
 fi
-exit 0
+echo END
 """
 
 
-def _parse(text: str) -> Boot:
+_EVERYWHERE = frozenset(["id", "kernel", "serving", "attempt", "container"])
+_ON_A_MACHINE = frozenset(
+    [
+        *(
+            "line",
+            "modules",
+            "filesystems",
+            "kernels",
+            "initrds",
+            "initramfs",
+            "recorded",
+            "packages",
+            "said",
+            "nvidia",
+        ),
+        *("options", "loader"),
+    ]
+)
+_OF_A_LOADER = {
+    "grub": frozenset(["menu", "environment", "sourced", "site", "later"]),
+    "systemd-boot": frozenset(["menu", "site"]),
+    "none": frozenset[str](),
+}
+
+
+def _said(text: str) -> dict[str, str]:
+    """The script's lines by name. Raises ValueError where one is missing, damaged or not the script's."""
+    lines = text.splitlines()
+    if not lines or lines.pop() != "END":
+        raise ValueError("the answer is cut off")
     said: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, encoded = line.partition(" ")
-        said[name] = base64.b64decode(encoded, validate=True).decode(errors="replace")
+    for line in lines:
+        parts = re.fullmatch(r"(\w+) ([A-Za-z0-9+/=]*) \.", line, re.ASCII)
+        if not parts or parts[1] in said:
+            raise ValueError(f"{line[:40]!r} is no line of this answer")
+        said[parts[1]] = base64.b64decode(parts[2], validate=True).decode(errors="replace")
+    expected = _EVERYWHERE
+    if said["container"].strip() == "none":
+        expected = expected | _ON_A_MACHINE | _OF_A_LOADER[said["loader"].strip()]
+    if wrong := expected ^ said.keys():
+        raise ValueError(f"lines are missing or too many: {', '.join(sorted(wrong))}")
+    return said
+
+
+def _parse(text: str) -> Boot:
+    said = _said(text)
+    if not said["container"].strip():
+        raise ValueError("systemd-detect-virt does not say whether this is a container")
     booted = Boot(
-        container="container" in said,
-        boot_id=said.get("id", "").strip(),
-        kernel=said.get("kernel", "").strip(),
-        attempt=tuple(said.get("attempt", "").splitlines()),
-        serving=tuple(said.get("serving", "").split()),
+        container=said["container"].strip() != "none",
+        boot_id=said["id"].strip(),
+        kernel=said["kernel"].strip(),
+        attempt=tuple(said["attempt"].splitlines()),
+        serving=tuple(said["serving"].split()),
     )
     if booted.container:
         return booted
     loader = said["loader"].strip()
     menu = said.get("menu", "")
     entries = _grub_entries(menu) if loader == "grub" else _loader_entries(menu)
-    known = dict(line.split(" ", 1) for line in said.get("initramfs", "").splitlines())
-    nvidia = re.findall(r"^(\w+): (.*)$", said.get("nvidia", ""), re.MULTILINE)
+    known = dict(line.split(" ", 1) for line in said["initramfs"].splitlines())
+    nvidia = re.findall(r"^(\w+): (.*)$", said["nvidia"], re.MULTILINE)
     return replace(
         booted,
         line=parse_line(said["line"]),
         loader=loader,
         entries=entries,
         default=_default(menu, said.get("environment", ""), entries),
-        site=_site(loader, said.get("site")),
+        site=_site(said),
         later=tuple(said.get("later", "").splitlines()),
-        recorded=tuple(said.get("recorded", "").splitlines()),
+        recorded=tuple(said["recorded"].splitlines()),
         unknown=_unknown(said["said"]),
         modules=tuple((name, int(users)) for name, users in (line.split() for line in said["modules"].splitlines())),
         options=(
@@ -183,14 +235,14 @@ def _parse(text: str) -> Boot:
             Initrd(path.partition("initrd.img-")[2], identity, known.get(f"{path}:{identity}"))
             for path, identity in (line.rsplit(" ", 1) for line in said["initrds"].splitlines())
         ),
-        packages=tuple(said.get("packages", "").split()),
+        packages=tuple(said["packages"].split()),
     )
 
 
-def _site(loader: str, text: str | None) -> tuple[Given, ...] | None:
-    if loader == "grub":
-        return None if text is None else grub_words(text)
-    return parse_line(text or "")
+def _site(said: dict[str, str]) -> tuple[Given, ...] | None:
+    if "sourced" not in said:
+        return parse_line(said.get("site", ""))
+    return grub_words(said["site"]) if said["sourced"].strip() == "yes" else None
 
 
 def _three(line: str) -> tuple[str, str, str]:
@@ -241,15 +293,24 @@ def _default(menu: str, environment: str, entries: tuple[Entry, ...]) -> str:
 
 
 def _unknown(said: str) -> tuple[str, ...] | None:
+    """Words the kernel named; None where that cannot be told: its sentence is gone, or was cut (printk ends a line at about 1000)."""
     if "ommand line: " not in said:
         return None
-    found = [
-        _joined(word)
-        for quoted in re.findall(r'Unknown kernel command line parameters "(.*)", will be passed', said)
-        for word in parse_line(quoted)
-        if word[0] != "BOOT_IMAGE"  # the boot loader's own
-    ]
-    return (*found, *(f"pci={option}" for option in re.findall(r"PCI: Unknown option `(.*)'", said)))
+    words, options = [], []
+    for line in said.splitlines():
+        if 'Unknown kernel command line parameters "' in line:
+            quoted = re.search(r'parameters "(.*)", will be passed to user space\.', line)
+            if not quoted:
+                return None
+            words += [
+                _joined(word) for word in parse_line(quoted[1]) if word[0] != "BOOT_IMAGE"
+            ]  # the boot loader's own
+        elif "PCI: Unknown option" in line:
+            option = re.search(r"PCI: Unknown option `(.*)'", line)
+            if not option:
+                return None
+            options.append(f"pci={option[1]}")
+    return (*words, *options)
 
 
 BOOT = register(Section("boot", _SCRIPT, _parse))

@@ -21,22 +21,29 @@ class Coherence:
 
 
 def _parse(text: str) -> Coherence:
-    found = re.fullmatch(r'driver=(yes|no)(?:\nmode="(\w*)")?(?:\nzone_reclaim=(\d+))?\n?', text, re.ASCII)
+    lines = "\n".join(text.splitlines())
+    found = re.fullmatch(r'driver=(yes|no)\nmode=(?:none|"(\w*)")\nzone_reclaim=(?:none|(\d+))\nEND', lines, re.ASCII)
     if not found:
         raise ValueError(f"{text!r} is not what the driver and the kernel say")
     return Coherence(found[1] == "yes", found[2], int(found[3]) if found[3] else None)
 
 
-# The parameter's file in sysfs reads empty even when it is set (gpu-node.md 2.3).
+# The parameter's file in sysfs reads empty even when it is set (gpu-node.md 2.3). Every line is there on every node, and END is
+# the last: what is missing was lost on the way.
 COHERENCE = register(
     Section(
         "memory",
         r"""
 params=/proc/driver/nvidia/params
-if [ -e "$params" ]; then echo driver=yes; else echo driver=no; fi
-[ ! -e "$params" ] || awk '/^CoherentGPUMemoryMode:/ {sub(/^[^:]*: */, ""); print "mode=" $0}' "$params" || exit 1
-[ ! -e /proc/sys/vm/zone_reclaim_mode ] || printf 'zone_reclaim=%s\n' "$(cat /proc/sys/vm/zone_reclaim_mode)"
-exit 0
+mode=none reclaim=none
+if [ -e "$params" ]; then
+  echo driver=yes
+  mode=$(awk '/^CoherentGPUMemoryMode:/ {sub(/^[^:]*: */, ""); mode = $0} END {print mode == "" ? "none" : mode}' "$params") || exit 1
+else
+  echo driver=no
+fi
+[ ! -e /proc/sys/vm/zone_reclaim_mode ] || reclaim=$(cat /proc/sys/vm/zone_reclaim_mode) || exit 1
+printf 'mode=%s\nzone_reclaim=%s\nEND\n' "$mode" "$reclaim"
 """,
         _parse,
     )

@@ -338,7 +338,7 @@ DOCTORED = {
     "GPW-ENGN-033": [("audit-containers", '"environment":\\[', '"environment":["NCCL_P2P_DISABLE",')],
     "GPW-PCIE-009": [("p2p-verdicts", "good\t.*", "expired\tthe kernel was 6.17 and is 6.18")],
     "GPW-PCIE-010": [("audit-p2p-files", "644 root root", "664 root root")],
-    "GPW-MEMO-001": [("memory", "driver=no", 'driver=yes\\nmode="driver"')],
+    "GPW-MEMO-001": [("memory", "driver=no\nmode=none", 'driver=yes\\nmode="driver"')],
     "GPW-MEMO-002": [("memory", "zone_reclaim=1", "zone_reclaim=2")],
     "GPW-MEMO-003": [("audit-memory-jobs", "NUMAMask=0", "NUMAMask=0-1")],
     "GPW-MEMO-004": [("audit-memory-above", "AllowedMemoryNodes=", "AllowedMemoryNodes=0")],

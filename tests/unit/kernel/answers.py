@@ -40,19 +40,22 @@ menuentry 'Memory test' {
 
 IMAGE = "/boot/initrd.img-6.12.57+deb13-amd64"
 
-BOOT = {
+EVERYWHERE = {"id": "aa-bb\n", "kernel": "6.12.57+deb13-amd64\n", "serving": "", "attempt": "", "container": "none\n"}
+BOOT = EVERYWHERE | {
     "line": "BOOT_IMAGE=/boot/vmlinuz-6.12.57+deb13-amd64 root=UUID=1 ro quiet\n",
-    "id": "aa-bb\n",
-    "kernel": "6.12.57+deb13-amd64\n",
     "modules": "ext4 1\nnvidia 12\n",
     "filesystems": "ext4\nvfat\nproc\n",
     "kernels": "6.12.48+deb13-amd64\n6.12.57+deb13-amd64\n",
     "initrds": f"{IMAGE} 100.200.300\n",
-    "serving": "",
+    "initramfs": "",
+    "recorded": "",
+    "packages": "",
     "said": "Command line: x\n",
+    "nvidia": "",
     "options": "",
     "loader": "grub\n",
     "environment": "",
+    "sourced": "yes\n",
     "site": "net.ifnames=0 quiet",
     "later": "",
 }
@@ -67,8 +70,16 @@ def menu(words: str = "", default: str = "0") -> str:
 
 
 def boot_answer(**said: str) -> str:
-    given = BOOT | {"menu": menu()} | said
-    return "".join(f"{name} {base64.b64encode(text.encode()).decode()}\n" for name, text in given.items())
+    return printed(BOOT | {"menu": menu()} | said)
+
+
+def container_answer() -> str:
+    return printed(EVERYWHERE | {"container": "systemd-nspawn\n"})
+
+
+def printed(given: dict[str, str]) -> str:
+    lines = [f"{name} {base64.b64encode(text.encode()).decode()} .\n" for name, text in given.items()]
+    return "".join([*lines, "END\n"])
 
 
 def system(virtualization: str = "none", reboot: str = "no") -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import base64
+import os
+import subprocess
 
+import mutations
 import pytest
-from answers import boot_answer, menu
+from answers import BOOT, EVERYWHERE, IMAGE, boot_answer, container_answer, menu, printed
 from asked import booted, word, words
 
 from gpuwright import boot
@@ -76,6 +78,9 @@ def test_what_the_distribution_asks_for_is_noticed():
             ("spectre_v2=of", "a=b", "c"),
         ),
         ("Kernel command line: x\nPCI: Unknown option `noacs'\n", ("pci=noacs",)),
+        # cut at the length of a line of the log: which words it would have named cannot be told
+        ('Command line: x\nUnknown kernel command line parameters "BOOT_IMAGE=/boot/vmlinuz spectre_v2=o', None),
+        ("Command line: x\nPCI: Unknown option `noa", None),
     ],
 )
 def test_words_that_the_kernel_did_not_know(said, unknown):
@@ -98,17 +103,71 @@ def test_an_initramfs_is_known_by_its_identity():
     assert answer(initramfs=f"{image}:100.201.300 abc\n").initrds[0].inside is None  # made anew since
 
 
-def test_an_answer_cut_off_is_no_observation():
-    text = "line " + base64.b64encode(b"ro quiet").decode()
-    with pytest.raises(CouldNotLook, match="boot"):
-        Snapshot({"boot": (0, text)}).read(boot.BOOT)
+# A machine of which every line of the answer says something.
+FULL = boot_answer(
+    menu=menu("iommu=pt"),
+    environment="saved_entry=0\n",
+    recorded="iommu=pt\nnohz=on\n",
+    attempt="before\nthe kernel runs without iommu=pt\n",
+    serving="main\n",
+    initramfs=f"{IMAGE}:100.200.300 abc\n",
+    packages="libc6\n",
+    nvidia="EnableS0ixPowerManagement: 0\n",
+    options="nvidia_uvm uvm_disable_hmm Y\n",
+    later="/etc/default/grub.d/zzz.cfg\n",
+)
+
+
+def read(text: str | bytes) -> boot.Boot:
+    return Snapshot({"boot": (0, text if isinstance(text, str) else text.decode(errors="replace"))}).read(boot.BOOT)
+
+
+def test_a_mutated_answer_is_read_right_or_not_at_all():
+    truth = read(FULL)
+    right = refused = 0
+    for mutant in mutations.mutants(FULL, rounds=24):
+        try:
+            seen = read(mutant)
+        except CouldNotLook:
+            refused += 1
+            continue
+        assert seen == truth, mutant
+        right += 1
+    assert right + refused >= 200
+    assert min(right, refused) >= 40
+
+
+@pytest.mark.parametrize("name", [*BOOT, "menu"])
+def test_a_line_that_is_lost_or_cut_is_never_taken_for_an_empty_one(name):
+    [line] = [line for line in FULL.splitlines() if line.startswith(f"{name} ")]
+    for damaged in ("", *(f"{line[:cut]}\n" for cut in range(len(line)))):
+        with pytest.raises(CouldNotLook):
+            read(FULL.replace(f"{line}\n", damaged))
+
+
+@pytest.mark.parametrize("virtualization", ["none", "docker"])
+def test_what_the_script_prints_is_a_whole_answer_wherever_it_runs(tmp_path, virtualization):
+    program = tmp_path / "systemd-detect-virt"
+    program.write_text(f"#!/bin/sh\necho {virtualization}\n[ {virtualization} != none ]\n")
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", boot.BOOT.script], env=paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = read(done.stdout)
+    assert (seen.kernel, seen.container) == (os.uname().release, virtualization != "none")
+
+
+@pytest.mark.parametrize("virtualization", ["", "\n"])
+def test_a_machine_that_may_be_a_container_is_not_judged(virtualization):
+    with pytest.raises(CouldNotLook, match="does not say whether this is a container"):
+        read(printed(EVERYWHERE | {"container": virtualization}))
 
 
 # --- pending ---
 
 
 def test_a_container_waits_for_nothing_but_changes():
-    seen = Snapshot({"boot": (0, "container\n")})
+    seen = Snapshot({"boot": (0, container_answer())})
     assert pending(seen, words("iommu=pt")) == ()
     change = boot.Change("nvidia", "nvidia.version", "the driver", lambda seen: ("another is wanted",), "/script")
     assert pending(seen, Wishes(words=words("iommu=pt").words, changes=(change,))) == ("another is wanted",)

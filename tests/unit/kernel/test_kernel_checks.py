@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from answers import BOOT, IMAGE, boot_answer, menu, snapshot, system
+from answers import BOOT, IMAGE, boot_answer, container_answer, menu, snapshot, system
 
 from gpuwright import boot, wishes
 from gpuwright.audit import controls
@@ -111,7 +111,7 @@ def test_one_thing_wrong_is_red(control):
 
 
 def test_a_container_has_its_machine_s_kernel():
-    found = judged(virtualization="systemd-nspawn", answer="container\n")
+    found = judged(virtualization="systemd-nspawn", answer=container_answer())
     assert {result.outcome for result in found.values()} == {Outcome.NOT_APPLICABLE}
 
 

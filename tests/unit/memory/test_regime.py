@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import mutations
 import pytest
 
 from gpuwright import numa
@@ -79,7 +83,7 @@ def test_what_is_wrong_and_what_waits_for_a_reboot(
 def looked(driver: Coherence, nodes: dict[int, MemoryNode]) -> Snapshot:
     """What a machine would have said."""
     memory = [f"driver={'yes' if driver.driver else 'no'}"]
-    memory += [f'mode="{driver.mode}"'] if driver.mode is not None else []
+    memory += ["mode=none" if driver.mode is None else f'mode="{driver.mode}"', "zone_reclaim=0", "END"]
     lists = {
         "online": frozenset(nodes),
         "has_memory": frozenset(index for index, node in nodes.items() if node.mem_total_kib),
@@ -109,11 +113,11 @@ def test_the_barrier_waits_for_what_the_machine_shows_not_for_what_the_driver_wa
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("driver=no\nzone_reclaim=0", Coherence(False, None, 0)),
-        ("driver=no", Coherence()),
-        ('driver=yes\nmode=""\nzone_reclaim=1', Coherence(True, "", 1)),
-        ('driver=yes\nmode="driver"\nzone_reclaim=1', Coherence(True, "driver", 1)),
-        ("driver=yes\nzone_reclaim=1", Coherence(True, None, 1)),
+        ("driver=no\nmode=none\nzone_reclaim=0\nEND", Coherence(False, None, 0)),
+        ("driver=no\nmode=none\nzone_reclaim=none\nEND", Coherence()),
+        ('driver=yes\nmode=""\nzone_reclaim=1\nEND', Coherence(True, "", 1)),
+        ('driver=yes\nmode="driver"\nzone_reclaim=1\nEND', Coherence(True, "driver", 1)),
+        ("driver=yes\nmode=none\nzone_reclaim=1\nEND", Coherence(True, None, 1)),
     ],
 )
 def test_what_the_driver_says_is_read(text: str, found: Coherence) -> None:
@@ -121,11 +125,61 @@ def test_what_the_driver_says_is_read(text: str, found: Coherence) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "driver=", "driver=yes\nmode=driver", 'driver=yes\nmode="driver', "zone_reclaim=1", "driver=no\nx"]
+    "text",
+    [
+        "",
+        "driver=no\nmode=none\nzone_reclaim=0",
+        "driver=yes\nzone_reclaim=1\nEND",
+        'driver=yes\nmode="driver"\nEND',
+        "driver=yes\nmode=driver\nzone_reclaim=1\nEND",
+        'driver=yes\nmode="driver\nzone_reclaim=1\nEND',
+        "driver=yes\nmode=none\nzone_reclaim=\nEND",
+        "driver=no\nmode=none\nzone_reclaim=0\nx\nEND",
+    ],
 )
 def test_damage_is_no_answer(text: str) -> None:
     with pytest.raises(CouldNotLook):
         Snapshot({"memory": (0, text)}).read(COHERENCE)
+
+
+@pytest.mark.parametrize("mode", ["none", '""', '"driver"', '"numa"'])
+def test_a_mutated_answer_is_read_right_or_not_at_all(mode: str) -> None:
+    text = f"driver=yes\nmode={mode}\nzone_reclaim=1\nEND\n"
+    truth = Snapshot({"memory": (0, text)}).read(COHERENCE)
+    right = refused = 0
+    for mutant in mutations.mutants(text, rounds=24):
+        said = mutant if isinstance(mutant, str) else mutant.decode(errors="replace")
+        try:
+            seen = Snapshot({"memory": (0, said)}).read(COHERENCE)
+        except CouldNotLook:
+            refused += 1
+            continue
+        assert seen == truth, mutant
+        right += 1
+    assert right + refused >= 200
+    assert min(right, refused) >= 40
+
+
+@pytest.mark.parametrize(
+    ("params", "reclaim", "found"),
+    [
+        (None, None, Coherence()),
+        ("ResmanDebugLevel: 4294967295\n", "1\n", Coherence(True, None, 1)),
+        ('ResmanDebugLevel: 1\nCoherentGPUMemoryMode: "numa"\n', "0\n", Coherence(True, "numa", 0)),
+        ('CoherentGPUMemoryMode: ""\n', None, Coherence(True, "", None)),
+    ],
+)
+def test_the_script_asks_the_driver_and_the_kernel(
+    tmp_path: Path, params: str | None, reclaim: str | None, found: Coherence
+) -> None:
+    for name, text in (("driver/nvidia/params", params), ("sys/vm/zone_reclaim_mode", reclaim)):
+        if text is not None:
+            file = tmp_path / name
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+    script = COHERENCE.script.replace("/proc/", f"{tmp_path}/")
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert Snapshot({"memory": (0, said)}).read(COHERENCE) == found
 
 
 def test_what_the_kernel_is_asked_for() -> None:
