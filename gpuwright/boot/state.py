@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from gpuwright.boot.asked import REPEATABLE, Wishes, Word
 from gpuwright.boot.words import Given, grub_words, holds, parse_line, same_key
@@ -113,11 +114,13 @@ case $info in
 esac
 echo "$loader" | put loader
 if [ "$loader" = grub ]; then
+  # How deep an entry lies tells which submenu it is in.
   awk '
-    /^### BEGIN/ {{ours = $3 ~ /10_linux/}} /^### END/ {{ours = 0}}
-    /^[ \t]*menuentry / {{print "E " $0}}
+    /^### BEGIN/ {{ours = $3 ~ /10_linux/}} /^### END/ {{ours = 0}} /^[ \t]*#/ {{next}}
+    /^[ \t]*(menuentry|submenu) / {{printf "E %d %s\n", depth, $0}}
     ours && /^[ \t]*linux(efi)?[ \t]/ {{print "L " $0}}
     /^[ \t]*set default=/ {{print "D " $0}}
+    {{depth += gsub(/[{{]/, "") - gsub(/[}}]/, "")}}
   ' /boot/grub/grub.cfg | put menu
   grub-editenv list 2>/dev/null | put environment
   # As grub-mkconfig reads them, without ours.
@@ -210,7 +213,8 @@ def _parse(text: str) -> Boot:
         return booted
     loader = said["loader"].strip()
     menu = said.get("menu", "")
-    entries = _grub_entries(menu) if loader == "grub" else _loader_entries(menu)
+    places = _grub_menu(menu) if loader == "grub" else ()
+    entries = tuple(place.entry for place in places if place.entry) if loader == "grub" else _loader_entries(menu)
     known = dict(line.split(" ", 1) for line in said["initramfs"].splitlines())
     nvidia = re.findall(r"^(\w+): (.*)$", said["nvidia"], re.MULTILINE)
     return replace(
@@ -218,7 +222,7 @@ def _parse(text: str) -> Boot:
         line=parse_line(said["line"]),
         loader=loader,
         entries=entries,
-        default=_default(menu, said.get("environment", ""), entries),
+        default=_default(menu, said["environment"], places) if loader == "grub" else "",
         site=_site(said),
         later=tuple(said.get("later", "").splitlines()),
         recorded=tuple(said["recorded"].splitlines()),
@@ -250,14 +254,25 @@ def _three(line: str) -> tuple[str, str, str]:
     return module, option, value[0] if value else ""
 
 
-def _grub_entries(menu: str) -> tuple[Entry, ...]:
-    entries, title = [], ""
+@dataclass(frozen=True)
+class _Place:
+    """One entry or submenu of GRUB's menu, in how many submenus it lies, and what kernel of this system it starts."""
+
+    depth: int
+    title: str
+    entry: Entry | None = None
+
+
+def _grub_menu(menu: str) -> tuple[_Place, ...]:
+    places: list[_Place] = []
     for line in menu.splitlines():
-        if line.startswith("E "):
-            title = line[2:].strip()
+        if parts := re.fullmatch(r"E (\d+)\s+(.*)", line):
+            places.append(_Place(int(parts[1]), parts[2].strip()))
         elif parts := re.match(r"L\s*linux(?:efi)?\s+(\S+)(.*)", line):
-            entries.append(Entry(title, parts[1].rpartition("vmlinuz-")[2], grub_words(parts[2])))
-    return tuple(entries)
+            title = places[-1].title
+            entry = Entry(title, parts[1].rpartition("vmlinuz-")[2], grub_words(parts[2]))
+            places[-1] = replace(places[-1], entry=entry)
+    return tuple(places)
 
 
 def _joined(word: Given) -> str:
@@ -277,8 +292,8 @@ def _loader_entries(menu: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _default(menu: str, environment: str, entries: tuple[Entry, ...]) -> str:
-    """The kernel that GRUB starts next; empty where it cannot be told (a submenu by its title, another system)."""
+def _default(menu: str, environment: str, places: tuple[_Place, ...]) -> str:
+    """The kernel that GRUB starts next; empty where it cannot be told (another system, no such entry)."""
     saved = dict(line.split("=", 1) for line in environment.splitlines() if "=" in line)
     chosen = [
         value for value in re.findall(r'^D \s*set default="(.*)"', menu, re.MULTILINE) if "next_entry" not in value
@@ -286,10 +301,23 @@ def _default(menu: str, environment: str, entries: tuple[Entry, ...]) -> str:
     wanted = saved.get("next_entry") or (chosen[-1] if chosen else "")
     if "saved_entry" in wanted:
         wanted = saved.get("saved_entry") or "0"
-    if wanted == "0" and entries:
-        return entries[0].kernel
-    last = wanted.rpartition(">")[2]
-    return next((entry.kernel for entry in entries if last and f"'{last}'" in entry.name), "")
+    return _started(places, wanted or "0")
+
+
+def _started(places: tuple[_Place, ...], wanted: str) -> str:
+    """What ``1>2`` starts: the submenu, then what is in it, each by position, id or title (GRUB manual, "default")."""
+    part, _, rest = wanted.partition(">")
+    level = [index for index, place in enumerate(places) if place.depth == places[0].depth]
+    if part.isdecimal():
+        chosen = level[int(part) : int(part) + 1]
+    else:
+        chosen = [index for index in level if f"'{part}'" in places[index].title][:1]
+    if not chosen:
+        return ""
+    place, below = places[chosen[0]], places[chosen[0] + 1 :]
+    if rest:
+        return _started(tuple(takewhile(lambda other: other.depth > place.depth, below)), rest)
+    return place.entry.kernel if place.entry else ""
 
 
 def _unknown(said: str) -> tuple[str, ...] | None:

@@ -22,6 +22,7 @@ def answer(**said: str) -> boot.Boot:
 def test_entries_are_those_of_this_system_s_kernels():
     seen = answer(menu=menu("iommu=pt 'pci=a;b'"))
     assert [entry.kernel for entry in seen.entries] == ["6.12.57+deb13-amd64"] * 3 + ["6.12.48+deb13-amd64"]
+    assert seen.entries[0].name.startswith("menuentry 'Debian GNU/Linux' --class debian")
     assert [entry.is_recovery for entry in seen.entries] == [False, False, True, False]
     assert seen.menu[0].words == (("root", "UUID=1"), ("ro", None), ("quiet", None), ("iommu", "pt"), ("pci", "a;b"))
 
@@ -31,10 +32,15 @@ def test_entries_are_those_of_this_system_s_kernels():
     [
         ("0", "", "6.12.57+deb13-amd64"),
         ("gnulinux-advanced-1>gnulinux-6.12.48+deb13-amd64-advanced-1", "", "6.12.48+deb13-amd64"),
-        ("${saved_entry}", "saved_entry=gnulinux-6.12.48+deb13-amd64-advanced-1\n", "6.12.48+deb13-amd64"),
+        ("${saved_entry}", "saved_entry=1>2\n", "6.12.48+deb13-amd64"),
         ("${saved_entry}", "", "6.12.57+deb13-amd64"),
-        ("0", "next_entry=gnulinux-6.12.48+deb13-amd64-advanced-1\n", "6.12.48+deb13-amd64"),
-        ("1>4", "", ""),  # by position in a submenu: it cannot be told
+        ("0", "next_entry=gnulinux-advanced-1>gnulinux-6.12.48+deb13-amd64-advanced-1\n", "6.12.48+deb13-amd64"),
+        ("1>0", "", "6.12.57+deb13-amd64"),
+        ("1>2", "", "6.12.48+deb13-amd64"),
+        ("1>3", "", ""),  # there are three
+        ("1", "", ""),  # the submenu itself
+        ("2", "", ""),  # another system
+        ("gnulinux-6.12.48+deb13-amd64-advanced-1", "", ""),  # GRUB looks into a submenu only when it is named
         ("Windows", "", ""),
     ],
 )
