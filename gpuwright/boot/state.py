@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from gpuwright.boot.asked import REPEATABLE, Wishes, Word
+from gpuwright.boot.asked import REPEATABLE, ModuleOption, Wishes, Word
 from gpuwright.boot.words import Given, grub_words, holds, parse_line, same_key
 from gpuwright.snapshot import SYSTEM, CouldNotLook, Section, Snapshot, register
 
@@ -59,6 +59,8 @@ class Boot:
     unknown: tuple[str, ...] | None = ()  # words the kernel did not know; None: its first messages are gone
     modules: tuple[tuple[str, int], ...] = ()  # loaded, with the number of their users
     options: tuple[tuple[str, str, str], ...] = ()  # module, option, value of loaded modules
+    hidden_options: frozenset[tuple[str, str]] = frozenset()  # module, option: the kernel shows its value nowhere
+    unknown_options: frozenset[tuple[str, str]] = frozenset()  # module, option: the module has no such parameter
     filesystems: frozenset[str] = frozenset()  # mounted, or in fstab
     kernels: tuple[str, ...] = ()  # installed
     initrds: tuple[Initrd, ...] = ()
@@ -103,8 +105,15 @@ printf '%s\n' "$first" | put said
 
 keep nvidia /proc/driver/nvidia/params
 sed -n 's/^options \([^ ]*\) \([^=]*\)=.*/\1 \2/p' {MODPROBE} 2>/dev/null | while read -r module option; do
-  value=/sys/module/$module/parameters/$option
-  [ ! -r "$value" ] || printf '%s %s %s\n' "$module" "$option" "$(cat "$value")"
+  [ -d "/sys/module/$module" ] || continue
+  # A parameter with permission 0 is in no file there; the module's own list tells it from one that does not exist.
+  if value=$(cat "/sys/module/$module/parameters/$option" 2>/dev/null); then
+    echo "is $module $option $value"
+  elif known=$(modinfo "$module" 2>/dev/null) && ! printf '%s\n' "$known" | grep -q "^parm: *$option:"; then
+    echo "unknown $module $option"
+  else
+    echo "hidden $module $option"
+  fi
 done | put options
 
 info=$(tr -d '\0' </sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f 2>/dev/null)
@@ -216,6 +225,7 @@ def _parse(text: str) -> Boot:
     places = _grub_menu(menu) if loader == "grub" else ()
     entries = tuple(place.entry for place in places if place.entry) if loader == "grub" else _loader_entries(menu)
     known = dict(line.split(" ", 1) for line in said["initramfs"].splitlines())
+    options = [_option(line) for line in said["options"].splitlines()]
     nvidia = re.findall(r"^(\w+): (.*)$", said["nvidia"], re.MULTILINE)
     return replace(
         booted,
@@ -229,10 +239,12 @@ def _parse(text: str) -> Boot:
         unknown=_unknown(said["said"]),
         modules=tuple((name, int(users)) for name, users in (line.split() for line in said["modules"].splitlines())),
         options=(
-            *((module, option, value) for module, option, value in map(_three, said["options"].splitlines())),
+            *((module, option, value) for kind, module, option, value in options if kind == "is"),
             # sysfs reads empty for these even when they are in force (gpu-node.md 2.3)
             *(("nvidia", f"NVreg_{name}", value.strip('"')) for name, value in nvidia),
         ),
+        hidden_options=frozenset((module, option) for kind, module, option, _ in options if kind == "hidden"),
+        unknown_options=frozenset((module, option) for kind, module, option, _ in options if kind == "unknown"),
         filesystems=frozenset(said["filesystems"].split()),
         kernels=tuple(said["kernels"].split()),
         initrds=tuple(
@@ -249,9 +261,11 @@ def _site(said: dict[str, str]) -> tuple[Given, ...] | None:
     return grub_words(said["site"]) if said["sourced"].strip() == "yes" else None
 
 
-def _three(line: str) -> tuple[str, str, str]:
-    module, option, *value = line.split(" ", 2)
-    return module, option, value[0] if value else ""
+def _option(line: str) -> tuple[str, str, str, str]:
+    kind, module, option, *value = line.split(" ", 3)
+    if kind not in ("is", "hidden", "unknown"):
+        raise ValueError(f"{line!r} is no option of a module")
+    return kind, module, option, value[0] if value else ""
 
 
 @dataclass(frozen=True)
@@ -391,9 +405,13 @@ def drivers_pending(boot: Boot, wanted: Wishes) -> tuple[str, ...]:
 
 
 def options_pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
-    """Loaded modules that run with another option. Raises CouldNotLook."""
+    """Loaded modules that run with another option. Raises CouldNotLook.
+
+    Not where no reboot would show or change it: the kernel hides the parameter, or the module has none of that name.
+    """
     boot = seen.read(BOOT)
     loaded = dict(boot.modules)
+    silent = boot.hidden_options | boot.unknown_options
     values = {(module, option): value for module, option, value in boot.options}
     reasons: list[str] = []
     for option in wanted.options:
@@ -401,10 +419,40 @@ def options_pending(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
             reasons += option.waits(seen)
             continue
         value = values.get((option.module, option.name))
+        if value is None and (option.module, option.name) in silent:
+            continue
         if option.module in loaded and (value is None or not _same_value(value, option.value)):
             runs = "without" if value is None else f"with {option.name}={value} instead of"
             reasons.append(f"module {option.module} runs {runs} {option.text} ({option.role}: {option.reason})")
     return tuple(reasons)
+
+
+def options_hidden(boot: Boot, wanted: Wishes) -> tuple[ModuleOption, ...]:
+    """Options of which nobody can tell whether they are in force: the kernel shows their values nowhere."""
+    return _without_a_value(boot, wanted, boot.hidden_options)
+
+
+def options_unknown(seen: Snapshot, wanted: Wishes) -> tuple[str, ...]:
+    """Options that a loaded module does not have; none before a change that brings another module. Raises CouldNotLook."""
+    boot = seen.read(BOOT)
+    found = _without_a_value(boot, wanted, boot.unknown_options)
+    if not found or changes_pending(seen, wanted):
+        return ()
+    return tuple(
+        f"module {option.module} has no parameter {option.name}, so {option.text} has no effect ({option.role}: {option.reason}); "
+        f"put the name right: modinfo -p {option.module} lists those it has"
+        for option in found
+    )
+
+
+def _without_a_value(boot: Boot, wanted: Wishes, which: frozenset[tuple[str, str]]) -> tuple[ModuleOption, ...]:
+    loaded = dict(boot.modules)
+    told = {(module, name) for module, name, _ in boot.options}
+    return tuple(
+        option
+        for option in wanted.options
+        if option.waits is None and option.module in loaded and (option.module, option.name) in which - told
+    )
 
 
 def retired(boot: Boot, wanted: Wishes) -> tuple[str, ...]:

@@ -206,7 +206,14 @@ def _options(seen: Snapshot, spec: NodeSpec) -> Verdict:
     options = wishes.gathered(spec).options
     if not options:
         return not_applicable("the node file asks for no module option")
-    faults = boot.options_pending(seen, wishes.gathered(spec))
+    faults = (*boot.options_pending(seen, wishes.gathered(spec)), *boot.options_unknown(seen, wishes.gathered(spec)))
+    hidden = boot.options_hidden(now, wishes.gathered(spec))
+    if hidden and not faults:
+        texts = ", ".join(f"{one.module} {one.text}" for one in hidden)
+        return manual(
+            f"the kernel shows these parameters nowhere (permission 0), so nobody can tell whether they are in force: {texts}; "
+            "a module that was loaded after /etc/modprobe.d/gpuwright.conf was written has them"
+        )
     loaded = dict(now.modules)
     states = (f"{one.module} {one.text}" + ("" if one.module in loaded else " (not loaded)") for one in options)
     return without(faults, "every loaded module runs with its options", ", ".join(states))

@@ -263,6 +263,7 @@ def shortfalls(seen: Snapshot, wanted: Wishes, may_wait: bool) -> list[str]:
     faults = [] if may_wait else list(boot.pending(seen, wanted))
     if now.loader != "none" and menu_is_stale(now, wanted):
         faults.append("the boot menu does not have the words it should")
+    faults += boot.options_unknown(seen, wanted)
     values = seen.read(VALUES)
     faults += [
         f"sysctl {sysctl.key} is {values.get(sysctl.key)} instead of {sysctl.value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 
 import mutations
@@ -96,7 +97,7 @@ def test_words_that_the_kernel_did_not_know(said, unknown):
 def test_the_driver_s_own_account_of_its_options():
     seen = answer(
         nvidia='ResmanDebugLevel: 4294967295\nCoherentGPUMemoryMode: "driver"\n',
-        options="nvidia_uvm uvm_disable_hmm Y\n",
+        options="is nvidia_uvm uvm_disable_hmm Y\n",
     )
     assert ("nvidia", "NVreg_CoherentGPUMemoryMode", "driver") in seen.options
     assert ("nvidia_uvm", "uvm_disable_hmm", "Y") in seen.options
@@ -119,7 +120,7 @@ FULL = boot_answer(
     initramfs=f"{IMAGE}:100.200.300 abc\n",
     packages="libc6\n",
     nvidia="EnableS0ixPowerManagement: 0\n",
-    options="nvidia_uvm uvm_disable_hmm Y\n",
+    options="is nvidia_uvm uvm_disable_hmm Y\nhidden ixgbe max_vfs\nunknown ixgbe max_vfz\n",
     later="/etc/default/grub.d/zzz.cfg\n",
 )
 
@@ -235,6 +236,77 @@ def test_a_module_that_runs_with_another_option():
         "module nvidia runs with NVreg_CoherentGPUMemoryMode=numa instead of NVreg_CoherentGPUMemoryMode=driver (memory: HBM)",
     )
     assert reasons(booted(), option("driver")) == ()  # not loaded: the next load has it
+
+
+IXGBE = Wishes(options=(ModuleOption("ixgbe", "max_vfs", "8", "kernel", "virtual functions"),))
+
+
+def ixgbe(kind: str) -> boot.Boot:
+    return answer(modules="ixgbe 0\n", options=f"{kind} ixgbe max_vfs\n")
+
+
+def test_an_option_that_the_kernel_shows_nowhere_is_no_reason_for_a_reboot_and_nobody_can_tell():
+    seen = ixgbe("hidden")
+    assert reasons(seen, IXGBE) == ()
+    assert boot.options_hidden(seen, IXGBE) == IXGBE.options
+    assert boot.options_unknown(snapshot(seen), IXGBE) == ()
+
+
+def test_an_option_that_the_module_does_not_have_is_said_and_no_reason_for_a_reboot():
+    seen = ixgbe("unknown")
+    assert reasons(seen, IXGBE) == ()
+    assert boot.options_hidden(seen, IXGBE) == ()
+    assert boot.options_unknown(snapshot(seen), IXGBE) == (
+        "module ixgbe has no parameter max_vfs, so max_vfs=8 has no effect (kernel: virtual functions); put the name right: "
+        "modinfo -p ixgbe lists those it has",
+    )
+    change = boot.Change("nvidia", "nvidia.version", "the driver", lambda seen: ("another is wanted",), "/script")
+    assert boot.options_unknown(snapshot(seen), Wishes(options=IXGBE.options, changes=(change,))) == ()
+    assert boot.options_unknown(snapshot(answer(options="unknown ixgbe max_vfs\n")), IXGBE) == ()  # not loaded
+
+
+def test_what_the_driver_itself_says_counts_where_the_kernel_shows_nothing():
+    seen = answer(
+        modules="nvidia 1\n",
+        nvidia='CoherentGPUMemoryMode: "numa"\n',
+        options="unknown nvidia NVreg_CoherentGPUMemoryMode\n",
+    )
+    assert reasons(seen, option("numa")) == ()
+    assert len(reasons(seen, option("driver"))) == 1
+    assert boot.options_unknown(snapshot(seen), option("driver")) == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "modinfo", "said"),
+    [
+        ("8\n", None, "is ixgbe max_vfs 8\n"),
+        (
+            None,
+            "parm:           allow_unsupported_sfp:x (uint)\nparm:           max_vfs:y (uint)\n",
+            "hidden ixgbe max_vfs\n",
+        ),
+        (None, "parm:           max_vfs2:x max_vfs: y (uint)\n", "unknown ixgbe max_vfs\n"),
+        (None, None, "hidden ixgbe max_vfs\n"),  # its file is gone: a kernel that was replaced
+    ],
+)
+def test_the_script_asks_the_module_for_what_the_kernel_does_not_show(tmp_path, file, modinfo, said):
+    [part] = re.findall(r"^sed .*?^done \|", boot.BOOT.script, re.MULTILINE | re.DOTALL)
+    (tmp_path / "modprobe.conf").write_text("# kernel: x\noptions ixgbe max_vfs=8\noptions absent x=1\n")
+    parameters = tmp_path / "sys/module/ixgbe/parameters"
+    parameters.mkdir(parents=True)
+    if file is not None:
+        (parameters / "max_vfs").write_text(file)
+    program = tmp_path / "modinfo"
+    program.write_text("#!/bin/sh\nexit 1\n" if modinfo is None else f"#!/bin/sh\nprintf '%s' '{modinfo}'\n")
+    program.chmod(0o755)
+    script = part.replace("/sys/", f"{tmp_path}/sys/").replace(boot.MODPROBE, f"{tmp_path}/modprobe.conf")
+    done = subprocess.run(
+        ["sh", "-c", f"{script} cat"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == said
 
 
 @pytest.mark.parametrize(("shown", "asked"), [("Y", "1"), ("N", "0"), ("Y", "Y")])

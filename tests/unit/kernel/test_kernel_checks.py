@@ -130,6 +130,15 @@ def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(sectio
     assert touched == {Outcome.ERROR}
 
 
+@pytest.mark.parametrize(("kind", "outcome"), [("hidden", Outcome.MANUAL), ("unknown", Outcome.FAIL)])
+def test_an_option_whose_value_the_kernel_does_not_show(kind, outcome):
+    said = {"nvidia": "", "options": f"{kind} nvidia NVreg_EnableS0ixPowerManagement\n"}
+    found = judged(said=said)
+    assert found["GPW-KERN-013"].outcome is outcome
+    assert "NVreg_EnableS0ixPowerManagement" in found["GPW-KERN-013"].verdict.actual
+    assert found["GPW-KERN-006"].outcome is Outcome.PASS
+
+
 def test_gone_messages_are_for_a_person():
     assert judged(said={"said": ""})["GPW-KERN-002"].outcome is Outcome.MANUAL
 

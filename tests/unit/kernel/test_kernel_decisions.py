@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from answers import boot_answer, snapshot
 from asked import booted, words
 
 from gpuwright import boot
@@ -137,6 +138,16 @@ def test_options_are_quoted_as_modprobe_reads_them():
     text = files.modprobe_file(booted(), wanted).data.decode()
     assert 'options nvidia NVreg_RegistryDwords="ForceP2P=0x11;RMForceP2PType=1"\n' in text
     assert "options nvidia_uvm uvm_disable_hmm=1\n" in text
+
+
+def test_a_run_ends_with_an_option_that_its_module_does_not_have():
+    """Whether or not it may reboot: no reboot brings it."""
+    wanted = Wishes(options=(boot.ModuleOption("ixgbe", "max_vfz", "8", "kernel", "x"),))
+    now = {"modules": "ixgbe 0\n", "options": "unknown ixgbe max_vfz\n"}
+    seen = snapshot({"boot": boot_answer(**now), "sysctl": ""})
+    for may_wait in (True, False):
+        [fault] = operations.shortfalls(seen, wanted, may_wait)
+        assert fault.startswith("module ixgbe has no parameter max_vfz, so max_vfz=8 has no effect (kernel: x)")
 
 
 def test_without_a_wish_there_is_no_file():
