@@ -37,10 +37,11 @@ from gpuwright.boot.state import (
     pending,
     words_pending,
 )
-from gpuwright.boot.words import Given, grub_text, grub_words, holds, parse_line, parse_word, same_key
+from gpuwright.boot.words import END, Given, grub_text, grub_words, holds, parse_line, parse_word, same_key
 
 __all__ = [
     "BOOT",
+    "END",
     "GRUB_DROP_IN",
     "MODPROBE",
     "REPEATABLE",

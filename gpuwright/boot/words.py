@@ -35,8 +35,18 @@ def parse_word(text: str) -> Given:
     return key, value if equals else None
 
 
+END: Given = ("--", None)
+"""What comes after it on a command line goes to init, and none of it to the kernel (kernel/params.c, parse_args)."""
+
+
+def _of_the_kernel(given: list[Given]) -> tuple[Given, ...]:
+    """Up to END, which is kept so that it can be said."""
+    return tuple(given[: given.index(END) + 1] if END in given else given)
+
+
 def parse_line(text: str) -> tuple[Given, ...]:
-    """A command line as the kernel splits it (lib/cmdline.c, next_arg): blanks within double quotes belong to the value."""
+    """A command line as the kernel splits it (lib/cmdline.c, next_arg): blanks within double quotes belong to the value. It ends
+    with END where the kernel reads no further."""
     given: list[Given] = []
     for match in re.finditer(r'(?:[^\s"]|"[^"]*(?:"|$))+', text):
         word = match[0]
@@ -46,7 +56,7 @@ def parse_line(text: str) -> tuple[Given, ...]:
         if value.startswith('"'):
             value = value[1:].removesuffix('"')
         given.append((key, value if equals else None))
-    return tuple(given)
+    return _of_the_kernel(given)
 
 
 def same_key(one: str, other: str) -> bool:
@@ -74,7 +84,8 @@ def grub_text(word: Word) -> str:
 
 
 def grub_words(text: str) -> tuple[Given, ...]:
-    """The words on a ``linux`` line of grub.cfg, read as GRUB's parser reads them: quotes and backslashes taken away."""
+    """The words on a ``linux`` line of grub.cfg, read as GRUB's parser reads them: quotes and backslashes taken away. It
+    ends with END where the kernel reads no further."""
     given: list[Given] = []
     for match in re.finditer(r"(?:[^\s'\"\\;]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")+", text):
         plain = re.sub(
@@ -84,4 +95,4 @@ def grub_words(text: str) -> tuple[Given, ...]:
         )
         key, equals, value = plain.partition("=")
         given.append((key, value if equals else None))
-    return tuple(given)
+    return _of_the_kernel(given)

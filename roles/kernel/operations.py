@@ -71,6 +71,16 @@ def menu_fault(seen: Boot, wanted: Wishes) -> str | None:
             "/etc/default/grub or a file of /etc/default/grub.d cannot be read by sh, so grub-mkconfig fails too; "
             "look with: sh -e /etc/default/grub"
         )
+    # Without a /etc/kernel/cmdline kernel-install takes the running line.
+    site = seen.site or (seen.line if seen.loader == "systemd-boot" else ())
+    if seen.loader != "none" and wanted.words and boot.END in site:
+        where = (
+            "/etc/default/grub and the files of /etc/default/grub.d" if seen.loader == "grub" else "/etc/kernel/cmdline"
+        )
+        return (
+            f"the boot loader's own settings have '--' on the kernel's command line: what comes after it goes to init, and "
+            f"{', '.join(word.text for word in wanted.words)} would; take it out (look into {where})"
+        )
     return None
 
 

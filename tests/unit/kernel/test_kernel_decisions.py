@@ -71,6 +71,22 @@ def test_without_a_boot_loader_that_we_know():
     )
 
 
+def test_what_comes_after_two_dashes_is_init_s():
+    wanted = words("iommu=pt")
+    assert boot.parse_line("ro -- iommu=pt") == boot.grub_words("ro -- iommu=pt") == (("ro", None), boot.END)
+    seen = booted("ro -- 3 iommu=pt", site="-- 3")
+    assert not boot.holds(seen.line, wanted.words[0])
+    assert operations.menu_is_stale(seen, wanted)
+    fault = operations.menu_fault(seen, wanted)
+    assert "have '--' on the kernel's command line" in fault and "iommu=pt would; take it out" in fault
+    assert operations.menu_fault(seen, words()) is None
+    assert (
+        operations.menu_fault(booted("ro --- x", site="--- x"), wanted) is None
+    )  # an installer's, and none of the kernel's
+    assert "/etc/kernel/cmdline" in operations.menu_fault(booted("ro --", loader="systemd-boot"), wanted)
+    assert operations.menu_fault(booted("ro --", site="ro", loader="systemd-boot"), wanted) is None
+
+
 def test_settings_of_grub_that_sh_cannot_read():
     assert "/etc/default/grub" in operations.menu_fault(booted("ro", site=None), words("iommu=pt"))
 
