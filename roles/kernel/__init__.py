@@ -80,10 +80,10 @@ def say(seen: boot.Boot, wishes: boot.Wishes) -> None:
             "kernel.kept_modules"
             for block in operations.spared(seen, wishes)
         ),
-        *(f"this kernel does not know {word}; it has no effect" for word in operations.unknown_words(seen, wishes)),
     ]
     for sentence in sentences:
         logger.warning(f"{host.print_prefix}kernel: {sentence}")
+    operations.report_words(host, seen, wishes)
 
 
 @deploy("Kernel verified")

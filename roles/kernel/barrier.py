@@ -131,8 +131,7 @@ def _judge(state: Any, host: Any, wanted: Wishes) -> bool:
     if left:
         _failed.append(f"{host.name} did not become what it should by its reboot")
         return say_no(state, host, f"rebooted, and still: {'; '.join(left)}")
-    for word in operations.unknown_words(snapshot.read(host).read(boot.BOOT), wanted):
-        logger.warning(f"{host.print_prefix}kernel: this kernel does not know {word}; it has no effect")
+    operations.report_words(host, snapshot.read(host).read(boot.BOOT), wanted)
     return True
 
 

@@ -14,7 +14,7 @@ from gpuwright.spec.node import NodeSpec
 from roles.kernel import hardening, operations
 from roles.kernel.facts import same
 from roles.kernel.files import in_use, modprobe_file
-from roles.kernel.weakening import weakens
+from roles.kernel.weakening import PRETENDED_ISOLATION, WHAT_IT_PRETENDS, weakens
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
@@ -64,7 +64,9 @@ def _words_are_known(seen: Snapshot, spec: NodeSpec) -> Verdict:
     faults = [
         f"the kernel says that it does not know {word}" for word in operations.unknown_words(now, wishes.gathered(spec))
     ]
-    return without(faults, "the kernel knows every word that is asked for", "it names none of them as unknown")
+    others = operations.unknown_to_it(now, wishes.gathered(spec))
+    also = f"; of the site's own it names {', '.join(others)}" if others else ""
+    return without(faults, "the kernel knows every word that is asked for", f"it names none of them as unknown{also}")
 
 
 def _protection_is_on(seen: Snapshot, spec: NodeSpec) -> Verdict:
@@ -72,11 +74,17 @@ def _protection_is_on(seen: Snapshot, spec: NodeSpec) -> Verdict:
     if isinstance(now, Verdict):
         return now
     # The last of a key counts: a site may leave mitigations=off where it is and ask for mitigations=auto after it.
-    last = {key.replace("-", "_"): (key, value) for key, value in now.line}
+    last = {boot.plain_key(key): (key, value) for key, value in now.line}
     faults = [
         f"the kernel runs with {boot.Word(key, value, '', '').text}"
         for key, value in last.values()
         if weakens(key, value)
+    ]
+    # Of it any counts: one that the kernel took is not taken back by another.
+    faults += [
+        f"the kernel runs with {boot.Word(key, value, '', '').text}, which {WHAT_IT_PRETENDS}"
+        for key, value in now.line
+        if boot.same_key(key, PRETENDED_ISOLATION)
     ]
     return without(faults, "no word takes a protection of the kernel away", f"{len(now.line)} words, none of them does")
 

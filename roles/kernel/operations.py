@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Generator
+from typing import Any
 
+from pyinfra import logger
 from pyinfra.api import operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.context import ctx_host, ctx_state
@@ -17,6 +19,7 @@ from gpuwright.snapshot import CouldNotLook, Snapshot
 from gpuwright.watched import Watched
 from roles.kernel.facts import VALUES, same
 from roles.kernel.files import ROLE, SCRIPTS, boot_files, in_use, modprobe_file, sysctl_file
+from roles.kernel.weakening import PRETENDED_ISOLATION, WHAT_IT_PRETENDS, inert
 
 # --- boot menu ------------------------------------------------------------------------------------------------------------
 
@@ -286,8 +289,48 @@ def shortfalls(seen: Snapshot, wanted: Wishes, may_wait: bool) -> list[str]:
 def unknown_words(seen: Boot, wanted: Wishes) -> list[str]:
     """Wanted words that the running kernel said it does not know; words for systemd and modules have a dot and are not its."""
     unknown = set(seen.unknown or ())
-    found = []
-    for word in wanted.words:
-        options = [f"pci={part}" for part in (word.value or "").split(",")] if word.key == "pci" else [word.text]
-        found += [option for option in options if option in unknown]
+    return [text for word in wanted.words for text in _named(word) if text in unknown]
+
+
+def unknown_to_it(seen: Boot, wanted: Wishes) -> list[str]:
+    """Words of the site's own that the running kernel said it does not know."""
+    ours = _ours(seen, wanted)
+    return [text for text in seen.unknown or () if text not in ours]
+
+
+def of_the_site(seen: Boot, wanted: Wishes) -> list[str]:
+    """What is known of words of the site's own that do not do what they are there for; they stay as they are."""
+    found, ours = [], _ours(seen, wanted)
+    if unknown := unknown_to_it(seen, wanted):
+        found.append(
+            f"this kernel does not know {', '.join(unknown)} of the boot loader's own settings; unless a program reads that, it "
+            "has no effect; it stays as it is"
+        )
+    for key, value in seen.line:
+        text = boot.Word(key, value, "", "").text
+        if text in ours:
+            continue
+        if why := inert(key, value):
+            found.append(f"{text} of the boot loader's own settings has no effect: it {why}; it stays as it is")
+        if boot.same_key(key, PRETENDED_ISOLATION):
+            found.append(f"{text} of the boot loader's own settings {WHAT_IT_PRETENDS}; it stays as it is")
     return found
+
+
+def report_words(host: Any, seen: Boot, wanted: Wishes) -> None:
+    """Say which words on the running line have no effect: a warning for ours, a note for the site's."""
+    for word in unknown_words(seen, wanted):
+        logger.warning(f"{host.print_prefix}kernel: this kernel does not know {word}; it has no effect")
+    for sentence in of_the_site(seen, wanted):
+        logger.info(f"{host.print_prefix}kernel: {sentence}")
+
+
+def _named(word: boot.Word) -> list[str]:
+    """A word as the kernel names it when it does not know it: of ``pci=`` each option by itself."""
+    return [f"pci={part}" for part in (word.value or "").split(",")] if word.key == "pci" else [word.text]
+
+
+def _ours(seen: Boot, wanted: Wishes) -> set[str]:
+    """Words that roles ask for, and those that once were ours and go with the next boot."""
+    once = [boot.Word(*word, "", "") for text in seen.recorded for word in boot.parse_line(text)]
+    return {text for word in (*wanted.words, *once) for text in (word.text, *_named(word))}

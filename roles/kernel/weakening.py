@@ -1,4 +1,4 @@
-"""Words of the command line that take a protection of the kernel away."""
+"""Words of the command line that take a protection of the kernel away, pretend one, or do nothing."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ _WEAKENING: dict[str, str] = {
     "tsx_async_abort": "off",
     "vmscape": "off",
 }
+
+# Words that pages recommend and that do nothing on a mainline kernel, each with what is known of it.
+_INERT = {
+    "amd_iommu=on": "is no option of mainline (drivers/iommu/amd/init.c): AMD's IOMMU is on by itself",
+    "iommu=on": "is no option of mainline (arch/x86/kernel/pci-dma.c); pcie.iommu sets the mode",
+}
+
+PRETENDED_ISOLATION = "pcie_acs_override"
+WHAT_IT_PRETENDS = (
+    "needs a patch outside mainline, and pretends isolation that is not there instead of clearing redirection; "
+    "pcie.acs_redirect does that"
+)
+
+
+def inert(key: str, value: str | None) -> str | None:
+    """Why a word has no effect, as the end of a sentence; None where it may have one."""
+    return _INERT.get(plain_key(key) if value is None else f"{plain_key(key)}={value}")
 
 
 def weakens(key: str, value: str | None) -> bool:

@@ -61,10 +61,17 @@ GRUB_TIMEOUT=1
 #GRUB_CMDLINE_LINUX_DEFAULT="old=1"
 GRUB_CMDLINE_LINUX_DEFAULT="quiet splash"
 GRUB_CMDLINE_LINUX_DEFAULT='ipv6.disable_policy=0 panic=30 amd_iommu=off'
-GRUB_CMDLINE_LINUX="rd.auto=1 iommu=off \\"lab.quoted=x y\\""
+GRUB_CMDLINE_LINUX="rd.auto=1 iommu=off gpuwright_unknown=1 \\"lab.quoted=x y\\""
 GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX crashkernel=2G-4G:0M,4G-:0M"
 """
-THEIRS = ["panic=30", "rd.auto=1", "crashkernel=2G-4G:0M,4G-:0M", "ipv6.disable_policy=0", "lab.quoted=x y"]
+THEIRS = [
+    "panic=30",
+    "rd.auto=1",
+    "gpuwright_unknown=1",
+    "crashkernel=2G-4G:0M,4G-:0M",
+    "ipv6.disable_policy=0",
+    "lab.quoted=x y",
+]
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,9 @@ def test_one_run_reboots_once_and_the_machine_is_what_was_asked(trial):
     run = trial.deploy()
     assert trial.host.boot_id() not in ("", before)
     assert re.search(r"back after \d+ s", run.said)
+    assert re.search(
+        r"this kernel does not know [^;]*\bgpuwright_unknown=1\b.* of the boot loader's own settings", run.said
+    )
     line = trial.sh("cat /proc/cmdline")
     for key, value in HARD.items():
         assert (f'"{key}={value}"' if " " in value else f"{key}={value}") in line, line

@@ -10,7 +10,7 @@ from gpuwright.spec.fault import SettingPath
 from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.rules.found import Found
 from roles.kernel.hardening import MODULES
-from roles.kernel.weakening import weakens
+from roles.kernel.weakening import PRETENDED_ISOLATION, WHAT_IT_PRETENDS, inert, weakens
 
 # Names here and in roles.kernel.weakening are as boot.plain_key has them: with '_' for '-'.
 
@@ -66,12 +66,6 @@ PCI_OPTIONS = frozenset(
 # Of these the kernel keeps one pointer, so that a second one replaces the first (gpu-node.md 2.1).
 PCI_ONCE = ("config_acs=", "disable_acs_redir=", "resource_alignment=")
 
-# Words that pages recommend and that do nothing on a mainline kernel, each with what is known of it.
-INERT = {
-    "amd_iommu=on": "is no option of mainline (drivers/iommu/amd/init.c): AMD's IOMMU is on by itself",
-    "iommu=on": "is no option of mainline (arch/x86/kernel/pci-dma.c); pcie.iommu sets the mode",
-}
-
 # The kernel cuts a line off at 2048 characters without a word (COMMAND_LINE_SIZE); a site's own words need room too.
 LONGEST = 1500
 
@@ -116,12 +110,8 @@ def words_leave_protection_on(spec: NodeSpec) -> Iterator[Found]:
 
 def words_exist_in_mainline(spec: NodeSpec) -> Iterator[Found]:
     for path, key, value in _words(spec):
-        if key == "pcie_acs_override":
-            sentence = (
-                "is refused: it needs a patch outside mainline, and pretends isolation that is not there instead of clearing "
-                "redirection; pcie.acs_redirect does that"
-            )
-            yield Found(path, sentence)
+        if key == PRETENDED_ISOLATION:
+            yield Found(path, f"is refused: it {WHAT_IT_PRETENDS}")
         for option in (value or "").split(",") if key == "pci" else ():
             name, equals, _ = option.partition("=")
             if name + equals not in PCI_OPTIONS:
@@ -130,9 +120,8 @@ def words_exist_in_mainline(spec: NodeSpec) -> Iterator[Found]:
                     path,
                     f"holds {option or 'an empty option'}, which mainline does not know within pci=: it has no effect{hint}",
                 )
-        text = key if value is None else f"{key}={value}"
-        if text in INERT:
-            yield Found(path, f"has no effect: it {INERT[text]}")
+        if why := inert(key, value):
+            yield Found(path, f"has no effect: it {why}")
 
 
 def words_leave_the_boot_loader_its_own(spec: NodeSpec) -> Iterator[Found]:

@@ -143,6 +143,21 @@ def test_gone_messages_are_for_a_person():
     assert judged(said={"said": ""})["GPW-KERN-002"].outcome is Outcome.MANUAL
 
 
+@pytest.mark.parametrize("key", ["pcie_acs_override", "pcie-acs-override"])
+def test_isolation_that_is_only_pretended_is_red_whatever_comes_after_it(key):
+    line = LINE.replace("quiet", f"{key}=downstream {key}=id:1:2")
+    found = judged(said={"line": line})["GPW-KERN-003"]
+    assert found.outcome is Outcome.FAIL
+    assert "pretends isolation that is not there" in found.verdict.actual
+
+
+def test_words_of_the_site_that_the_kernel_does_not_know_are_named_and_no_fault():
+    said = 'Command line: x\nUnknown kernel command line parameters "splash", will be passed to user space.\n'
+    found = judged(said={"said": said})["GPW-KERN-002"]
+    assert found.outcome is Outcome.PASS
+    assert found.verdict.actual.endswith("of the site's own it names splash")
+
+
 def test_a_protection_asked_for_again_at_the_end_of_the_line_is_on():
     line = LINE.replace("quiet", "mitigations=off").replace("\n", " mitigations=auto,nosmt\n")
     assert judged(said={"line": line})["GPW-KERN-003"].outcome is Outcome.PASS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 from answers import boot_answer, snapshot
 from asked import booted, words
 
+import roles.kernel
 from gpuwright import boot
 from gpuwright.boot import BlockedModule, Sysctl, Wishes
 from gpuwright.hardening import PROFILES
@@ -110,6 +113,60 @@ def test_the_record_keeps_what_was_ever_ours():
 )
 def test_wanted_words_that_the_kernel_does_not_know(unknown, text, found):
     assert operations.unknown_words(booted(unknown=unknown), words(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown", "recorded", "found"),
+    [
+        ("ro quiet", (), (), []),
+        ("ro quiet", None, (), []),
+        (
+            "ro splash pci=noacs iommu=pt",
+            ("splash", "pci=noacs", "iommu=pt"),
+            (),
+            [
+                "this kernel does not know splash, pci=noacs of the boot loader's own settings; unless a program reads that, it "
+                "has no effect; it stays as it is"
+            ],
+        ),
+        ("ro nohz=on", ("nohz=on", "pci=x"), ("nohz=on", "pci=realloc,x"), []),  # once ours, and goes
+        (
+            "ro amd-iommu=on",
+            (),
+            (),
+            [
+                "amd-iommu=on of the boot loader's own settings has no effect: it is no option of mainline "
+                "(drivers/iommu/amd/init.c): AMD's IOMMU is on by itself; it stays as it is"
+            ],
+        ),
+        (
+            "ro pcie-acs-override=downstream",
+            (),
+            (),
+            [
+                "pcie-acs-override=downstream of the boot loader's own settings needs a patch outside mainline, and pretends "
+                "isolation that is not there instead of clearing redirection; pcie.acs_redirect does that; it stays as it is"
+            ],
+        ),
+    ],
+)
+def test_words_of_the_site_that_do_nothing_are_said_and_stay(line, unknown, recorded, found):
+    seen = booted(line, unknown=unknown, recorded=recorded)
+    assert operations.of_the_site(seen, words("iommu=pt")) == found
+
+
+def test_a_run_says_them_before_its_first_step(monkeypatch):
+    warned, noted = [], []
+    log = types.SimpleNamespace(warning=warned.append, info=noted.append)
+    host = types.SimpleNamespace(print_prefix="[gpu-1] ")
+    monkeypatch.setattr(roles.kernel, "ctx_host", types.SimpleNamespace(get=lambda: host))
+    monkeypatch.setattr(roles.kernel, "logger", log)
+    monkeypatch.setattr(operations, "logger", log)
+    roles.kernel.say(booted("ro splash iommu=pt", unknown=("splash", "iommu=pt")), words("iommu=pt"))
+    assert warned == ["[gpu-1] kernel: this kernel does not know iommu=pt; it has no effect"]
+    assert len(noted) == 1 and noted[0].startswith(
+        "[gpu-1] kernel: this kernel does not know splash of the boot loader's own"
+    )
 
 
 # --- modules ---

@@ -11,7 +11,7 @@ from asked import words
 from pyinfra.api import FunctionCommand, StringCommand
 
 from gpuwright.boot import Change, Wishes
-from roles.kernel import barrier
+from roles.kernel import barrier, operations
 from roles.kernel.barrier import _judge, _refuse_after_failure, _settle, _wait_for_boot, reboot
 
 ASKED = words("iommu=pt")
@@ -121,6 +121,17 @@ def test_a_machine_that_did_not_become_what_it_should_fails_and_stops_the_others
 def test_one_that_did_is_well(clock, monkeypatch):
     seen(monkeypatch, line=RIGHT)
     assert _judge(None, Machine("x"), ASKED)
+
+
+def test_what_the_kernel_did_not_know_is_said_after_the_reboot(clock, monkeypatch):
+    warned, noted = [], []
+    log = types.SimpleNamespace(warning=warned.append, info=noted.append)
+    monkeypatch.setattr(operations, "logger", log)
+    said = 'Command line: x\nUnknown kernel command line parameters "splash iommu=pt", will be passed to user space.\n'
+    seen(monkeypatch, line=RIGHT.replace("quiet", "splash"), said=said)
+    assert _judge(None, Machine("x"), ASKED)
+    assert warned == ["[gpu-1] kernel: this kernel does not know iommu=pt; it has no effect"]
+    assert len(noted) == 1 and "does not know splash of the boot loader's own settings" in noted[0]
 
 
 def steps(monkeypatch, **said):
