@@ -25,6 +25,25 @@ from roles.kernel.files import SCRIPTS
 # Once a node has not come back as it should, no further node of this run is rebooted. One process is one run.
 _failed: list[str] = []
 
+BROUGHT_BY = (
+    "sysinit.target",  # sysctl values, modules, devices
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "gpuwright-driver-settle.service",
+    "gpuwright-gpu-settings.service",
+    "gpuwright-acs.service",
+    "docker.service",
+)
+"""What brings that which a run reads back after a reboot. Not all of systemd's start-up: an engine that loads its model and weights
+that are fetched belong to it, too, and `systemctl is-system-running` says "starting" for as long as they take."""
+
+# udev first: what it starts is a job by the time its queue is empty. The file is there as long as it is not (systemd,
+# udev_queue_is_empty).
+_STARTING = f"""
+if [ -e /run/udev/queue ]; then echo 0 udev; fi
+systemctl list-jobs --no-legend {" ".join(BROUGHT_BY)}
+"""
+
 _RECORD = rf"""
 set -eu
 mkdir -p {boot.STATE}
@@ -120,6 +139,39 @@ def _settle(state: Any, host: Any, change: boot.Change, timeout: int) -> bool:
         time.sleep(2)
 
 
+def _wait_for_units(state: Any, host: Any, timeout: int) -> bool:
+    """ssh can answer before a unit has done its work: wait until none that is looked at has a job left. At the limit the run goes
+    on, and what is read back tells what is wrong."""
+    began = time.monotonic()
+    due = 0.0
+    while True:
+        left = ["no answer"]
+        try:
+            status, output = host.run_shell_command(_STARTING, print_output=False, _timeout=30)
+            if status:
+                # JOB UNIT TYPE STATE
+                left = list(dict.fromkeys(line.split()[1] for line in output.stdout.splitlines() if line.strip()))
+        except Exception:  # whatever a dying connection raises
+            status = False
+        if not left:
+            return True
+        waited = time.monotonic() - began
+        if waited > timeout:
+            logger.warning(
+                f"{host.print_prefix}still starting after {timeout} s (kernel.reboot_timeout): {', '.join(left)}; this run goes on "
+                "and reads back what there is; look with: systemctl list-jobs"
+            )
+            return True
+        if waited >= due:
+            due = waited + 15
+            logger.info(f"{host.print_prefix}starting for {waited:.0f} of at most {timeout} s: {', '.join(left)}")
+        if not status:
+            clear_askpass_cache(host)
+            host.disconnect()
+            host.connect(show_errors=False)
+        time.sleep(2)
+
+
 def _judge(state: Any, host: Any, wanted: Wishes) -> bool:
     """After the reboot: the machine became what was asked, or the run ends here."""
     snapshot.forget(host)
@@ -137,10 +189,11 @@ def _judge(state: Any, host: Any, wanted: Wishes) -> bool:
 
 @operation()
 def reboot(wanted: Wishes, timeout: int) -> Generator[PyinfraCommand, None, None]:
-    """Drain the engines, reboot, wait for the new boot over a new connection, and compare what came up with what was asked.
+    """Drain the engines, reboot, wait for the new boot over a new connection and for what it starts, and compare what came up with
+    what was asked.
 
     + wanted: what all roles ask for
-    + timeout: seconds until the node must answer again
+    + timeout: seconds until the node must answer again, and until it must have started what is looked at
 
     It happens for what only a reboot brings (gpuwright.boot.pending), never twice for the same reasons, and on no further
     node once one did not come back as it should.
@@ -178,5 +231,6 @@ def reboot(wanted: Wishes, timeout: int) -> Generator[PyinfraCommand, None, None
     yield FunctionCommand(_wait_for_boot, (now.boot_id, timeout), {})
     for change in changing:
         yield FunctionCommand(_settle, (change, timeout), {})
+    yield FunctionCommand(_wait_for_units, (timeout,), {})
     yield FunctionCommand(_judge, (wanted,), {})
     yield StringCommand(f"rm -f {boot.STATE}/reboot")

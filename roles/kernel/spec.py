@@ -125,5 +125,5 @@ class KernelSpec(Strict):
     )
     reboot_timeout: Seconds = Field(
         default=1800,
-        description="until the node answers again; servers with terabytes of memory train it for many minutes",
+        description="until the node answers again, and from then until it has started what the run reads back; servers with terabytes of memory train it for many minutes",
     )

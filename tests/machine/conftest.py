@@ -20,6 +20,7 @@ SAMPLE = {
     "test_pcie.py": [
         "test_the_plan_says_what_it_costs_and_what_waits_for_the_reboot",
         "test_one_run_and_one_reboot_make_it_so",
+        "test_what_the_boot_still_starts_is_waited_for_before_it_is_read_back",
         "test_a_second_run_changes_nothing",
         "test_bits_set_by_hand_are_seen_and_cleared_by_the_next_run",
     ],

@@ -11,8 +11,9 @@ from asked import words
 from pyinfra.api import FunctionCommand, StringCommand
 
 from gpuwright.boot import Change, Wishes
+from roles import nvidia, pcie
 from roles.kernel import barrier, operations
-from roles.kernel.barrier import _judge, _refuse_after_failure, _settle, _wait_for_boot, reboot
+from roles.kernel.barrier import _judge, _refuse_after_failure, _settle, _wait_for_boot, _wait_for_units, reboot
 
 ASKED = words("iommu=pt")
 RIGHT = BOOT["line"].replace("\n", " iommu=pt\n")
@@ -152,7 +153,16 @@ def test_drain_comes_before_the_reboot_and_the_record_before_both(clock, monkeyp
         str(command.get_raw_value()) if isinstance(command, StringCommand) else command.function.__name__
         for command in found
     ]
-    order = ["_refuse_after_failure", "boot_id", "node-drain", "systemctl reboot", "_wait_for_boot", "_judge", "rm -f"]
+    order = [
+        "_refuse_after_failure",
+        "boot_id",
+        "node-drain",
+        "systemctl reboot",
+        "_wait_for_boot",
+        "_wait_for_units",
+        "_judge",
+        "rm -f",
+    ]
     assert len(shell) == len(order)
     assert all(part in step for part, step in zip(order, shell, strict=True)), shell
     assert all(isinstance(command, StringCommand | FunctionCommand) for command in found)
@@ -188,8 +198,9 @@ def test_what_is_exchanged_is_exchanged_between_drain_and_reboot_and_settled_aft
         "node-drain",
         "/change apply",
         "systemctl reboot",
-        "_wait",
+        "_wait_for_boot",
         "_settle",
+        "_wait_for_units",
         "_judge",
         "rm",
     ]
@@ -232,3 +243,57 @@ def test_a_change_that_nobody_hears_of_again_fails_at_the_limit(clock):
     assert not _settle(None, machine, CHANGE, 60)
     assert machine.said == ["the driver was not verified within 60 s: no answer"]
     assert clock.now < 90
+
+
+class Starting(Machine):
+    """Answers the question for what still starts with each of `answers` in turn; an exception is a connection that dies."""
+
+    def __init__(self, *answers):
+        super().__init__("x")
+        self.answers = list(answers)
+
+    def run_shell_command(self, command, print_output, _timeout):
+        assert "/run/udev/queue" in command and "systemctl list-jobs --no-legend" in command
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return True, types.SimpleNamespace(stdout=answer)
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What is logged."""
+    heard = []
+    monkeypatch.setattr(barrier, "logger", types.SimpleNamespace(info=heard.append, warning=heard.append))
+    return heard
+
+
+def test_what_is_read_back_is_waited_for_when_ssh_answers_first(clock, heard):
+    late = "  91 gpuwright-acs.service start running\n 102 docker.service        start waiting\n"
+    assert _wait_for_units(None, Starting(f"0 udev\n{late}", *[late] * 12, OSError("gone"), late, ""), 600)
+    assert 25 < clock.now < 40
+    assert heard[0] == "[gpu-1] starting for 0 of at most 600 s: udev, gpuwright-acs.service, docker.service"
+    assert heard[1].endswith(": gpuwright-acs.service, docker.service")
+    assert len(heard) == 2, "a line every 15 seconds"
+
+
+def test_nothing_is_said_of_a_machine_that_has_started(clock, heard):
+    assert _wait_for_units(None, Starting(""), 600)
+    assert (clock.now, heard) == (0.0, [])
+
+
+@pytest.mark.parametrize("answer", ["91 gpuwright-acs.service start running\n", OSError("gone")])
+def test_at_the_limit_the_run_goes_on_to_what_it_reads_back_and_says_so(clock, heard, answer):
+    assert _wait_for_units(None, Starting(answer), 60)
+    assert 60 < clock.now < 90
+    unit = "no answer" if isinstance(answer, Exception) else "gpuwright-acs.service"
+    assert heard[-1] == (
+        f"[gpu-1] still starting after 60 s (kernel.reboot_timeout): {unit}; this run goes on and reads back what there is; "
+        "look with: systemctl list-jobs"
+    )
+
+
+def test_engines_and_weights_are_not_waited_for():
+    """They are part of systemd's start-up, and take as long as a model is large."""
+    ours = {pcie.UNIT, nvidia.SETTINGS_UNIT, nvidia.SETTLE_UNIT}
+    assert {unit for unit in barrier.BROUGHT_BY if unit.startswith("gpuwright-")} == ours
