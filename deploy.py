@@ -49,10 +49,11 @@ if spec.kernel:
     kernel_verified(spec.kernel, wishes=barrier.wanted)
 if spec.pcie:
     pcie_verified(spec.pcie, hardware=spec.hardware)
+others = wishes.other_gpu_drivers(barrier.wanted)
 if spec.memory:
-    memory_verified(spec.memory, hardware=spec.hardware)
+    memory_verified(spec.memory, hardware=spec.hardware, others=others)
 if spec.nvidia:
-    nvidia_verified(spec.nvidia, hardware=spec.hardware, reboots=barrier.reboots)
+    nvidia_verified(spec.nvidia, hardware=spec.hardware, others=others, reboots=barrier.reboots)
 if spec.containers:
     containers(spec.containers, gpus=spec.hardware.gpus.count, firewall=spec.firewall is not None)
 # A firewall goes only now that `containers` keeps neighbours away itself.

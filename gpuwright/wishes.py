@@ -41,6 +41,12 @@ def gathered(spec: NodeSpec) -> Wishes:
     return together(of_roles(spec))
 
 
+def other_gpu_drivers(wanted: Wishes) -> Wishes:
+    """Of everything asked, the drivers that may not bind a GPU. While one of them is loaded NVIDIA's may find no card to load for,
+    and only a reboot changes that."""
+    return Wishes(blocked=tuple(block for block in wanted.blocked if block.module in kernel.OTHER_GPU_DRIVERS))
+
+
 def barrier(spec: NodeSpec) -> Barrier:
     """What engines of the node wait for, and whether a run may bring it."""
     return Barrier(gathered(spec), reboots=spec.kernel is not None and spec.kernel.reboot == "when-needed")

@@ -12,7 +12,7 @@ from pyinfra import logger
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import snapshot
+from gpuwright import boot, snapshot
 from roles.memory import operations
 from roles.memory.facts import COHERENCE
 from roles.memory.spec import MemorySpec
@@ -24,11 +24,12 @@ __all__ = ["COHERENCE", "memory_verified"]
 
 
 @deploy("Memory verified")
-def memory_verified(spec: MemorySpec, hardware: Hardware) -> None:
+def memory_verified(spec: MemorySpec, hardware: Hardware, others: boot.Wishes) -> None:
     """Read back the regime of GPU memory, after the one reboot of role kernel.
 
     + spec: the role's settings
     + hardware: which memory nodes the machine has
+    + others: drivers that may keep NVIDIA's from its cards until a reboot
     """
     host = ctx_host.get()
     if snapshot.read(host).read(snapshot.SYSTEM).is_container:
@@ -40,4 +41,5 @@ def memory_verified(spec: MemorySpec, hardware: Hardware) -> None:
         else f"No HBM node on {host.name}",
         spec=spec,
         hardware=hardware,
+        others=others,
     )

@@ -8,7 +8,7 @@ from pyinfra import logger
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import repository, sandbox, snapshot
+from gpuwright import boot, repository, sandbox, snapshot
 from gpuwright.atomic import File, files
 from gpuwright.ownership import Owned, recorded_of, retire
 from gpuwright.packages import installed
@@ -82,11 +82,12 @@ def _write(written: list[File], claims: list[Owned], spec: NvidiaSpec) -> None:
 
 
 @deploy("NVIDIA driver verified")
-def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, reboots: bool) -> None:
+def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, others: boot.Wishes, reboots: bool) -> None:
     """Hold what is installed, set the cards, and read the driver back, after the one reboot of role kernel.
 
     + spec: the role's settings
     + hardware: how many cards the machine has
+    + others: drivers that may keep NVIDIA's from its cards until a reboot
     + reboots: this run could reboot the node, so nothing is left to wait for one
     """
     host = ctx_host.get()
@@ -95,7 +96,9 @@ def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, reboots: bool) -> None
         operations.held(name="Hold the driver's packages at their version", names=names)
     if spec.ours and not spec.hold and hardware.gpus.count:
         operations.daemons_running(name="Run what runs beside the driver: persistence, fabric manager", spec=spec)
-    if sets_cards(spec) and hardware.gpus.count:
+    if sets_cards(spec) and hardware.gpus.count and not reboots and kept_out(others):
+        enabled(name=f"Have {SETTINGS_UNIT} set the cards once their driver has them", units=[SETTINGS_UNIT])
+    elif sets_cards(spec) and hardware.gpus.count:
         running(
             name=f"Run {SETTINGS_UNIT}: {said(spec)}",
             units=[SETTINGS_UNIT],
@@ -103,7 +106,17 @@ def nvidia_verified(spec: NvidiaSpec, hardware: Hardware, reboots: bool) -> None
         )
     if hardware.gpus.count and spec.ours:
         operations.cards_known(name=f"Know the cards of {host.name} by their UUIDs", hardware=hardware)
-    operations.verified(name=f"Read back the driver of {host.name}", spec=spec, hardware=hardware, may_wait=not reboots)
+    operations.verified(
+        name=f"Read back the driver of {host.name}", spec=spec, hardware=hardware, others=others, may_wait=not reboots
+    )
+
+
+def kept_out(others: boot.Wishes) -> bool:
+    """Whether the cards wait for a reboot. What cannot be seen is told when the driver is read back."""
+    try:
+        return bool(judgement.kept_out(snapshot.read(ctx_host.get()), others))
+    except snapshot.CouldNotLook:
+        return False
 
 
 def sets_cards(spec: NvidiaSpec) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwright import boot
 from gpuwright.snapshot import System
 from roles.nvidia import equality
 from roles.nvidia.facts import NVIDIA, Nvidia
@@ -101,6 +102,11 @@ def pending(spec: NvidiaSpec, seen: Snapshot) -> tuple[str, ...]:
     installed = equality.release(now)
     what = "is installed" if installed == spec.version else "is wanted"
     return (f"driver {now.module.version} is loaded and {spec.version} {what} (nvidia: nvidia.version)",)
+
+
+def kept_out(seen: Snapshot, others: boot.Wishes) -> tuple[str, ...]:
+    """Why no module of NVIDIA's is loaded before a reboot: another driver is, and may have the cards. Raises CouldNotLook."""
+    return () if seen.read(NVIDIA).module else boot.drivers_pending(seen.read(boot.BOOT), others)
 
 
 def cards(spec: NvidiaSpec, hardware: Hardware, seen: Nvidia) -> list[str]:

@@ -11,7 +11,7 @@ from pyinfra.api import StringCommand, operation
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.context import ctx_host, ctx_state
 
-from gpuwright import atomic, snapshot
+from gpuwright import atomic, boot, snapshot
 from gpuwright.ownership import Owned
 from gpuwright.refusal import refusal
 from gpuwright.watched import Watched
@@ -122,11 +122,14 @@ def daemons_running(spec: NvidiaSpec) -> Generator[StringCommand, None, None]:
 
 
 @operation()
-def verified(spec: NvidiaSpec, hardware: Hardware, may_wait: bool) -> Generator[PyinfraCommand, None, None]:
+def verified(
+    spec: NvidiaSpec, hardware: Hardware, others: boot.Wishes, may_wait: bool
+) -> Generator[PyinfraCommand, None, None]:
     """Read the driver back; fail where it is not what the node file says and no reboot is left to bring it.
 
     + spec: the role's settings
     + hardware: how many cards the machine has
+    + others: drivers that may keep NVIDIA's from its cards until a reboot
     + may_wait: what only a reboot brings may wait for one (``reboot: never``)
     """
     host = ctx_host.get()
@@ -135,7 +138,8 @@ def verified(spec: NvidiaSpec, hardware: Hardware, may_wait: bool) -> Generator[
         return
     seen = snapshot.read(host)
     try:
-        now, waits = seen.read(NVIDIA), judgement.pending(spec, seen) if may_wait else ()
+        now = seen.read(NVIDIA)
+        waits = (*judgement.pending(spec, seen), *judgement.kept_out(seen, others)) if may_wait else ()
     except snapshot.CouldNotLook as error:
         yield refusal(f"whether the driver is what was asked cannot be seen: {error}")
         return

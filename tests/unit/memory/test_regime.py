@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import mutations
 import pytest
 
 from gpuwright import numa
-from gpuwright.boot import conflicts, together
-from gpuwright.snapshot import CouldNotLook, MemoryNode, Snapshot
+from gpuwright.boot import BOOT, Boot, conflicts, together
+from gpuwright.snapshot import NUMA, CouldNotLook, MemoryNode, Snapshot
 from gpuwright.spec.node import Hardware
+from gpuwright.wishes import other_gpu_drivers
 from roles.kernel import wishes as kernel
 from roles.kernel.spec import KernelSpec
-from roles.memory import regime
+from roles.memory import operations, regime
 from roles.memory.facts import COHERENCE, Coherence
 from roles.memory.spec import MemorySpec
 from roles.memory.wishes import wishes
@@ -78,6 +80,50 @@ def test_what_is_wrong_and_what_waits_for_a_reboot(
     for words in faults:
         assert words in found[0]
     assert len(regime.pending(spec, hardware, looked(driver, nodes))) == waits
+
+
+NOUVEAU = "module nouveau is loaded and must not be (kernel: only NVIDIA's own driver may bind the GPUs)"
+
+
+def test_another_driver_that_has_the_gpus_is_a_pending_reboot() -> None:
+    [fault] = regime.faults(MemorySpec(), STATION, Coherence(), KEPT, [NOUVEAU])
+    assert fault == (
+        f"seen: no NVIDIA driver is loaded, and {NOUVEAU}: a reboot is pending; expected: regime numa; do: reboot"
+    )
+    assert regime.waits_for_reboot(fault)
+    # NVIDIA's driver is loaded all the same: the other one has some other card.
+    assert regime.faults(MemorySpec(), STATION, told(""), AS_NODES, [NOUVEAU]) == ()
+
+
+class Station:
+    """A host whose run went as far as the verification, and what that says."""
+
+    name = "gpu-1"
+
+    def __init__(self, driver: Coherence, *modules: str) -> None:
+        self.values = {COHERENCE: driver, NUMA: KEPT, BOOT: Boot(modules=tuple((module, 0) for module in modules))}
+        self.said: list[tuple[str, str]] = []
+
+    def read(self, section: Any) -> Any:
+        return self.values[section]
+
+    def log_styled(self, text: str, fg: str, log_func: Any) -> None:
+        self.said.append((fg, text))
+
+
+@pytest.mark.parametrize(("module", "goes_on"), [("nouveau", True), ("nova_core", True), ("ext4", False)])
+def test_the_run_warns_and_goes_on_where_another_driver_waits_for_the_reboot(
+    monkeypatch: pytest.MonkeyPatch, module: str, goes_on: bool
+) -> None:
+    host = Station(Coherence(), module)
+    monkeypatch.setattr(operations.snapshot, "read", lambda host: host)
+    monkeypatch.setattr(operations.snapshot, "forget", lambda host: None)
+    gpus = STATION.model_copy(update={"gpus": STATION.gpus.model_copy(update={"count": 1})})
+    others = other_gpu_drivers(kernel.wishes(KernelSpec(), gpus, "baseline"))
+    assert operations._tell(None, host, MemorySpec(), STATION, others) is goes_on
+    [(color, said)] = host.said
+    assert color == ("yellow" if goes_on else "red")
+    assert (f"module {module} is loaded" in said) is goes_on
 
 
 def looked(driver: Coherence, nodes: dict[int, MemoryNode]) -> Snapshot:
