@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
+from gpuwright.audit.control import Control, Verdict, judged, not_applicable, waived, without
 from gpuwright.audit.systemd import blocks
 from gpuwright.snapshot import SYSTEM, CouldNotLook, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
@@ -69,13 +69,14 @@ def _no_guests(topology: Topology, accelerators: tuple[Function, ...], spec: Nod
     assert spec.pcie
     if spec.pcie.acs_redirect == "kept":
         return not_applicable("the node file keeps ACS redirect (pcie.acs_redirect)")
-    if spec.pcie.vfio_guests_accepted:
-        return not_applicable(f"accepted in the node file: {spec.pcie.vfio_guests_accepted}")
-    if topology.vfio_holders is None and not topology.vfio_guests:
+    guests, accepted = topology.vfio_guests, spec.pcie.vfio_guests_accepted
+    if topology.vfio_holders is None and not guests:
         raise CouldNotLook("programs that hold devices of VFIO: only root can see them")
-    return without(
-        topology.vfio_guests, "no device given to a guest", "no function bound to VFIO, no program holds one"
+    verdict = without(
+        () if accepted else guests, "no device given to a guest", "no function bound to VFIO, no program holds one"
     )
+    # Where there is no guest there is nothing to accept: the pass is a pass.
+    return waived(verdict, [f"{guest}: {accepted}" for guest in guests])
 
 
 def _unit(seen: Snapshot, spec: NodeSpec) -> Verdict:

@@ -30,6 +30,6 @@ class PcieSpec(Strict):
         default=None,
         pattern=r"^[^\x00-\x1f]*$",
         description="the reason why ACS redirect may be cleared although this host has VFIO guests; it weakens the "
-        "isolation of devices below the same bridge",
+        "isolation of devices below the same bridge; the audit lists a guest that it finds as waived",
     )
     p2p: P2pSpec = P2pSpec()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 
 import mutations
@@ -10,10 +11,11 @@ import pytest
 from pyinfra.api import OperationError
 
 from gpuwright import boot
+from gpuwright.audit.control import Outcome
 from gpuwright.snapshot import CouldNotLook, Snapshot
-from gpuwright.spec.node import Accelerators, Gpus, Hardware
+from gpuwright.spec.node import Accelerators, Gpus, Hardware, NodeSpec
 from roles import pcie as role
-from roles.pcie import facts, judgement
+from roles.pcie import checks, facts, judgement
 from roles.pcie.facts import Acs
 from roles.pcie.spec import PcieSpec
 
@@ -266,3 +268,22 @@ def test_guests_are_refused_unless_accepted_or_left_in_peace(bus, settings, sent
 def test_who_may_not_look_is_not_told_that_there_are_none(bus):
     with pytest.raises(OperationError, match="root alone"):
         role.refuse("gpu-1", dataclasses.replace(bus.topology(), vfio_holders=None), PcieSpec())
+
+
+def test_guests_whose_risk_is_accepted_are_waived_and_never_out_of_sight(bus):
+    [control] = [control for control in checks.CONTROLS if control.id == "GPW-PCIE-003"]
+    machine = "ID=debian\nARCHITECTURE=x86_64\nKERNEL=6.12\nVIRTUALIZATION=none\nREBOOT=no"
+    answer = re.sub(r"(?m)^[UH] .*\n", "", bus.run("-c", facts.script(str(bus.root))).stdout)
+    reason = "the guest is ours and has no neighbours"
+
+    def judged(accepted, *said):
+        seen = Snapshot({"system": (0, machine), "pcie": (0, "\n".join([*said, answer]))})
+        return control.predicate(seen, NodeSpec(gpuwright=1, summary="x", pcie=PcieSpec(vfio_guests_accepted=accepted)))
+
+    held = judged(reason, "U 0", "H qemu-system-x86")
+    assert (held.outcome, held.actual) == (Outcome.WAIVED, f"qemu-system-x86 holds a device of VFIO: {reason}")
+    assert judged(None, "U 0", "H qemu-system-x86").outcome is Outcome.FAIL
+    # Nothing is waived where there is nothing to waive, and who may not look is not told that there is nothing.
+    assert judged(reason, "U 0").outcome is Outcome.PASS
+    with pytest.raises(CouldNotLook, match="only root"):
+        judged(reason, "U 1000")
