@@ -14,8 +14,8 @@ from roles.pcie.captured import CannotTell, is_clean, lines
 
 _LINKS = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV[1-9]\d?")
 _STATUSES = re.compile(r"X|OK|CNS|GNS|TNS|NS|DR|U")
-# Columns of GPUs and of network cards; older drivers name cards as the kernel does (mlx5_0).
-_NAME = re.compile(r"GPU\d+|NIC\d+|[a-z]+\d+_\d+")
+# Columns of GPUs and of network cards; older drivers name cards as the kernel does (mlx5_0, mlx5_bond_0, rocep65s0f0).
+_NAME = re.compile(r"(?:GPU|NIC)\d+|[a-z][a-z0-9_]*\d")
 _AFFINITIES = re.compile(r"(CPU Affinity)?( ?NUMA Affinity)?( ?GPU NUMA ID)?")
 
 
