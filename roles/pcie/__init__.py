@@ -70,10 +70,9 @@ def pcie(spec: PcieSpec, hardware: Hardware, peers: Sequence[PeerGroup]) -> None
         raise OperationError(f"{host.name}: the PCIe topology cannot be read ({error}). Nothing was changed.") from None
     refuse(host.name, topology, spec)
     now = topology.iommu(topology.accelerators(hardware.accelerators)).mode
-    if now != spec.iommu:
-        logger.info(f"{host.print_prefix}pcie.iommu: {now} now, {spec.iommu} wanted: {CONSEQUENCES[spec.iommu]}")
+    logger.info(f"{host.print_prefix}pcie.iommu: {now} now, {spec.iommu} wanted: {CONSEQUENCES[spec.iommu]}")
     if spec.iommu == "translated" and spec.acs_redirect == "kept":
-        logger.warning(f"{host.print_prefix}pcie: {CONSEQUENCES['translated']}; both are asked for here")
+        logger.warning(f"{host.print_prefix}pcie: iommu: translated and acs_redirect: kept are both asked for here")
 
     installed(name="Install pciutils, which reads and sets ACS control words", packages=["pciutils"])
     wanted = role_files(spec, hardware)

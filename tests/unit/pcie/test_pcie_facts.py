@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import shutil
+import types
 
 import mutations
 import pytest
@@ -20,6 +22,7 @@ from roles.pcie.facts import Acs
 from roles.pcie.spec import PcieSpec
 
 GPUS = Accelerators()
+MACHINE = "ID=debian\nARCHITECTURE=x86_64\nKERNEL=6.12\nVIRTUALIZATION=none\nREBOOT=no"
 REGIONS = (
     "0x0000000090000000 0x0000000090ffffff 0x0000000000040200\n"
     "0x0000006000000000 0x0000007fffffffff 0x000000000014220c\n"
@@ -236,6 +239,38 @@ def test_a_bridge_that_redirects_waits_for_nothing(bus):
     assert sentences(bus, PcieSpec(iommu="off", acs_redirect="kept")) == []
 
 
+# --- what a plan says -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "kind"), [("pt", "identity"), ("translated", "DMA-FQ")])
+@pytest.mark.parametrize(
+    ("wanted", "consequence"),
+    [
+        ("pt", "a faulty or hostile device is no longer confined to its own buffers"),
+        ("translated", "the first all-reduce can hang or copies can arrive wrong"),
+        ("off", "no device is confined and no VFIO guest can have one"),
+    ],
+)
+def test_a_plan_says_what_the_mode_costs_whether_it_changes_or_holds(
+    bus, monkeypatch, caplog, now, kind, wanted, consequence
+):
+    groups(bus, {14: kind, 15: kind, 16: kind})
+    answer = re.sub(r"(?m)^U .*", "U 0", bus.run("-c", facts.script(str(bus.root))).stdout)
+    seen = Snapshot({"system": (0, MACHINE), "pcie": (0, answer)})
+    monkeypatch.setattr(role.snapshot, "read", lambda host: seen)
+    host = types.SimpleNamespace(name="gpu-1", print_prefix="[gpu-1] ")
+    monkeypatch.setattr(role, "ctx_host", types.SimpleNamespace(get=lambda: host))
+    for operation in ("installed", "files", "running", "retire"):
+        monkeypatch.setattr(role, operation, lambda *_, **__: None)
+    caplog.set_level(logging.INFO, logger="pyinfra")
+    role.pcie._inner(PcieSpec(iommu=wanted), Hardware(), ())
+    [said] = [line for line in caplog.messages if "pcie.iommu" in line]
+    assert said.startswith(f"[gpu-1] pcie.iommu: {now} now, {wanted} wanted: ")
+    assert said.endswith(role.CONSEQUENCES[wanted])
+    assert consequence in said
+    assert "\n" not in said
+
+
 # --- guests -------------------------------------------------------------------------------------------------------------
 
 
@@ -272,12 +307,11 @@ def test_who_may_not_look_is_not_told_that_there_are_none(bus):
 
 def test_guests_whose_risk_is_accepted_are_waived_and_never_out_of_sight(bus):
     [control] = [control for control in checks.CONTROLS if control.id == "GPW-PCIE-003"]
-    machine = "ID=debian\nARCHITECTURE=x86_64\nKERNEL=6.12\nVIRTUALIZATION=none\nREBOOT=no"
     answer = re.sub(r"(?m)^[UH] .*\n", "", bus.run("-c", facts.script(str(bus.root))).stdout)
     reason = "the guest is ours and has no neighbours"
 
     def judged(accepted, *said):
-        seen = Snapshot({"system": (0, machine), "pcie": (0, "\n".join([*said, answer]))})
+        seen = Snapshot({"system": (0, MACHINE), "pcie": (0, "\n".join([*said, answer]))})
         return control.predicate(seen, NodeSpec(gpuwright=1, summary="x", pcie=PcieSpec(vfio_guests_accepted=accepted)))
 
     held = judged(reason, "U 0", "H qemu-system-x86")
