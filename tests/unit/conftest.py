@@ -1,4 +1,9 @@
-"""Names of tests are the same in every process and can be read: contents of files make neither."""
+"""Names of tests are the same in every process and can be read: contents of files make neither. A lock that another process holds."""
+
+import contextlib
+import subprocess
+
+import pytest
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -6,3 +11,18 @@ def pytest_make_parametrize_id(config, val, argname):
     if isinstance(val, bytes) or (isinstance(val, str) and ("\n" in val or "$2b$" in val)):
         return argname
     return None
+
+
+@pytest.fixture
+def held():
+    """``with held(path):`` another process has the lock file `path` until the block ends."""
+
+    @contextlib.contextmanager
+    def held(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = ["flock", path, "sh", "-c", "echo held; read -r end"]  # read ends with its input
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout.readline() == "held\n"
+            yield
+
+    return held

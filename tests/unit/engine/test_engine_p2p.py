@@ -170,6 +170,39 @@ def test_a_start_uses_p2p_only_when_the_verdict_is_good(
         assert words.index("--env=NCCL_P2P_DISABLE=1") < image < words.index("--disable-custom-all-reduce")
 
 
+LOCK = "run/gpuwright/p2p.lock"
+
+
+def test_a_start_waits_for_a_probe_that_has_the_gpus(judged: Node, monkeypatch: pytest.MonkeyPatch, held) -> None:
+    """A real lock, of another process, as a probe that somebody started by hand has it."""
+    monkeypatch.setattr("engine_node.SCRIPTS", scripts_with_verdict(judged, "main\\tgood\\tall was right"))
+    with held(judged.path(LOCK)):
+        process = judged.begin("engine-prestart")
+        until(lambda: "of at most" in judged.output("engine-prestart"))
+        assert "s: the GPUs are being probed (gpuwright-p2p)" in judged.output("engine-prestart")
+        assert process.poll() is None
+        assert "P2P between GPUs" not in judged.output("engine-prestart")  # a verdict is asked for after the probe
+    assert process.wait(timeout=30) == 0
+    assert "pre-flight passed" in judged.output("engine-prestart")
+
+
+def test_a_probe_that_does_not_end_is_waited_for_no_longer_than_other_conditions(judged: Node, held) -> None:
+    conf = "etc/gpuwright/engines/main.conf"
+    judged.write(conf, f"{judged.read(conf)}\nconditions_limit=1\n")
+    with held(judged.path(LOCK)):
+        status, output = judged.run("engine-prestart")
+    assert status == 75  # a passing condition: systemd tries again
+    assert "start given up for now: the GPUs are being probed (gpuwright-p2p)" in output
+
+
+def test_an_engine_that_nobody_judges_waits_for_no_probe(tmp_path: Path, held) -> None:
+    node = Node(tmp_path / "node")
+    with held(node.path(LOCK)):
+        status, output = node.run("engine-prestart")
+    assert status == 0
+    assert "being probed" not in output
+
+
 # --- a deploy ----------------------------------------------------------------------------------------------------------
 
 ONE = wanted("main", spec().engines["main"], spec(), MODELS, judged=True)

@@ -234,6 +234,18 @@ def test_the_unit() -> None:
     assert int(values["TimeoutStopSec"]) > 30 + 100
 
 
+def test_an_engine_starts_after_the_bridges_were_cleared_and_the_driver_answers() -> None:
+    """Redirect that is cleared under an engine is a path that changes under its copies (gpu-node.md 2.2)."""
+    after = {name for line in unit().splitlines() if line.startswith("After=") for name in line[6:].split()}
+    assert after == {
+        "docker.service",
+        "gpuwright-model-tiny.service",
+        "nvidia-persistenced.service",
+        "nvidia-cdi-refresh.service",
+        "gpuwright-acs.service",
+    }
+
+
 def test_the_image_job_is_bound_where_the_node_file_says_so() -> None:
     job = image_job("main", engine(), "0").data.decode()
     assert "NUMAPolicy=bind\nNUMAMask=0\n" in job

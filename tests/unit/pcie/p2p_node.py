@@ -139,15 +139,19 @@ class Node:
         calls = self.fake / "calls"
         return [line for line in calls.read_text().splitlines() if line.startswith("run ")] if calls.exists() else []
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{self.root}/bin:{os.environ['PATH']}",
+            "GPUWRIGHT_ROOT": str(self.root),
+            "FAKE": str(self.fake),
+        }
+
     def run(self, script: str, *arguments: str) -> str:
         done = subprocess.run(
             [SCRIPTS / script, *arguments],
-            env={
-                **os.environ,
-                "PATH": f"{self.root}/bin:{os.environ['PATH']}",
-                "GPUWRIGHT_ROOT": str(self.root),
-                "FAKE": str(self.fake),
-            },
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -156,6 +160,12 @@ class Node:
         )
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+    def begin(self, script: str) -> subprocess.Popen[str]:
+        """A script that is still running; read its output line by line."""
+        return subprocess.Popen(
+            [SCRIPTS / script], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def verdict(self) -> tuple[str, str]:
         """Word and sentence as the engine's start gets them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from p2p_node import Node
+
+from gpuwright import units
 from gpuwright.spec.node import Accelerators, Hardware
 from roles import pcie as role
 from roles.pcie.spec import PcieSpec
@@ -93,6 +96,23 @@ def test_the_rule_names_the_accelerators():
     (rules,) = [file for file in role.role_files(PcieSpec(), hardware) if file.path == role.RULES]
     text = rules.data.decode()
     assert 'ATTR{vendor}=="0x1b36", ATTR{class}=="0x00ff*|0x0302*"' in text
+
+
+def test_the_unit_runs_once_a_boot_and_before_whatever_may_start_a_container():
+    [unit] = [file.data.decode() for file in role.role_files(PcieSpec(), Hardware()) if file.path.endswith(role.UNIT)]
+    assert units.lint(role.UNIT, unit) == []
+    lines = unit.splitlines()
+    for line in ("Before=docker.service", "Type=oneshot", "RemainAfterExit=yes", "WantedBy=multi-user.target"):
+        assert line in lines
+    # Before Docker means nothing where Docker has to be there first.
+    assert not any(line.startswith(("After=", "Wants=", "Requires=")) for line in lines)
+
+
+def test_p2p_is_judged_with_the_bridges_as_engines_find_them(tmp_path):
+    node = Node(tmp_path / "node")
+    lines = (node.root / "etc/systemd/system/gpuwright-p2p.service").read_text().splitlines()
+    [after] = [line.removeprefix("After=").split() for line in lines if line.startswith("After=")]
+    assert {"docker.service", "gpuwright-acs.service"} <= set(after)
 
 
 def test_where_redirect_is_kept_the_role_has_no_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,32 @@ def test_again_asks_for_another_try(node: Node) -> None:
     node.run("p2p-verify")
     node.run("p2p-verify", "--again", "main")
     assert len(node.runs) == 2
+
+
+# --- one at a time ------------------------------------------------------------------------------------------------------
+
+LOCK = "run/gpuwright/p2p.lock"
+
+
+def test_while_somebody_else_probes_nothing_is_judged(node: Node, held) -> None:
+    """A real lock, of another process: two probes on the same GPUs would measure one another."""
+    with held(node.root / LOCK):
+        process = node.begin("p2p-verify")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "another probe of P2P runs; waiting for it\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        assert node.runs == []
+        assert node.verdict()[0] == "missing"  # who only asks does not wait
+    said, _ = process.communicate(timeout=60)
+    assert "P2P of engine main: good" in said
+    assert len(node.runs) == 1
+
+
+def test_the_probe_runs_under_the_lock_and_leaves_it_free(node: Node) -> None:
+    docker = node.root / "bin/docker"
+    free = f'flock --shared --nonblock "$GPUWRIGHT_ROOT/{LOCK}" true && echo free >>"$FAKE/lock" || echo taken >>"$FAKE/lock"'
+    docker.write_text(docker.read_text().replace("run)\n", f"run)\n{free}\n"))
+    assert "another probe" not in node.run("p2p-verify")
+    assert (node.fake / "lock").read_text() == "taken\n"
+    subprocess.run(["flock", "--nonblock", node.root / LOCK, "true"], check=True)
