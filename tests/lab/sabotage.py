@@ -481,7 +481,6 @@ WITH_GPUS = tuple(f"GPW-CONT-{number:03}" for number in range(19, 28))
 # Red only on a recorded snapshot with one answer changed (tests/unit/audit): a lab host cannot be made so.
 _OF_A_MACHINE = "a lab host is a container and has its machine's memory; tests/machine/test_memory.py turns it red"
 _BUS_OF_A_MACHINE = "a lab host is a container and has its machine's bus; tests/machine/test_pcie.py turns it red"
-_LINK_OF_A_CARD = "neither a lab host nor an emulated device has a link or a region that hardware made too small"
 _OF_SEVERAL_GPUS = "this host's engine has no GPUs; tests/lab/test_p2p.py turns it red on a host with stand-in GPUs"
 _KERNEL_OF_A_MACHINE = "a lab host has its machine's kernel; tests/machine/kernel_sabotage.py turns it red on a machine"
 _PROFILE_OF_A_MACHINE = (
@@ -501,8 +500,8 @@ NOT_IN_THE_LAB: dict[str, str] = {
     "GPW-PCIE-003": _BUS_OF_A_MACHINE,
     "GPW-PCIE-004": _BUS_OF_A_MACHINE,
     "GPW-PCIE-005": _BUS_OF_A_MACHINE,
-    "GPW-PCIE-006": _LINK_OF_A_CARD,
-    "GPW-PCIE-007": _LINK_OF_A_CARD,
+    "GPW-PCIE-006": _BUS_OF_A_MACHINE,
+    "GPW-PCIE-007": _BUS_OF_A_MACHINE,
     "GPW-PCIE-008": _BUS_OF_A_MACHINE,
     "GPW-ENGN-033": _OF_SEVERAL_GPUS,
     "GPW-PCIE-009": _OF_SEVERAL_GPUS,

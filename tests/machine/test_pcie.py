@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from gpuwright.render import REPOSITORY
 from gpuwright.spec.fleet import collect
 from gpuwright.spec.node import Accelerators
 from lab.inventory import describe
-from roles.pcie import facts, lspci
+from roles.pcie import CONSEQUENCES, facts, lspci
 
 pytestmark = pytest.mark.machine
 
@@ -82,6 +84,19 @@ class Site:
 
     def sh(self, command: str) -> str:
         return self.machine.run(command, timeout=180).stdout.strip()
+
+    def state_of(self, unit: str, name: str) -> str:
+        """One property of a unit as systemd has it."""
+        return self.sh(f"systemctl show -p {name} --value {unit}")
+
+    @contextmanager
+    def laid_over(self, path: str, text: str) -> Iterator[None]:
+        """The kernel's own word in `path` is another until the block ends."""
+        self.machine.run(f"cat >/run/laid-over; mount --bind /run/laid-over {path}", stdin=text)
+        try:
+            yield
+        finally:
+            self.sh(f"umount {path}")
 
     def topology(self) -> facts.Topology:
         found = snapshot.parse(self.machine.run("sh -s", stdin=snapshot.script([facts.TOPOLOGY])).stdout)
@@ -166,7 +181,7 @@ def test_who_is_not_root_is_not_told_that_there_is_no_acs(site, blank):
 def test_the_plan_says_what_it_costs_and_what_waits_for_the_reboot(site, blank):
     status, changed, said = site.run("--dry")
     assert status == 0, said
-    assert "pcie.iommu: translated now, pt wanted" in said
+    assert f"pcie.iommu: translated now, pt wanted: {CONSEQUENCES['pt']}" in said
     assert any(UNIT in name for name in changed)
 
 
@@ -224,6 +239,37 @@ def test_a_unit_that_does_not_start_at_boot_is_seen_and_enabled_again(site, conv
     assert site.red() == set()
 
 
+def test_a_link_that_came_up_with_fewer_lanes_is_seen(site, blank, converged):
+    one = blank.accelerators(TOLD_BY)[0]
+    assert site.outcomes()["GPW-PCIE-006"] is Outcome.PASS
+    with site.laid_over(f"/sys/bus/pci/devices/{one.address}/max_link_width", f"{2 * one.max_width}\n"):
+        assert site.red() == {"GPW-PCIE-006"}
+    with site.laid_over(f"/sys/bus/pci/devices/{one.address}/current_link_width", "0\n"):
+        assert site.red() == {"GPW-PCIE-006"}
+    assert site.red() == set()
+
+
+def test_a_region_smaller_than_a_card_s_memory_is_seen(site, blank, converged):
+    """As firmware without Resizable BAR leaves it: the largest region of one accelerator ends early."""
+    accelerators = blank.accelerators(TOLD_BY)
+    one, memory = accelerators[0], min(f.aperture for f in accelerators)
+    resource = f"/sys/bus/pci/devices/{one.address}/resource"
+    lines = [line.split() for line in site.sh(f"cat {resource}").splitlines()]
+    halved = [
+        (start, hex(int(start, 16) + (int(end, 16) - int(start, 16) + 1) // 2 - 1) if int(end, 16) else end, flags)
+        for start, end, flags in lines
+    ]
+    # What a card has is for rules about engines too; this node has none.
+    site.write(**{"hardware.gpus.memory": f"{memory} B"})
+    try:
+        assert site.outcomes()["GPW-PCIE-007"] is Outcome.PASS
+        with site.laid_over(resource, "".join(f"{' '.join(line)}\n" for line in halved)):
+            assert site.red() == {"GPW-PCIE-007"}
+        assert site.red() == set()
+    finally:
+        site.write()
+
+
 def test_a_mode_changed_behind_the_words_is_seen(site, blank, converged):
     """One accelerator's group is translated again, as an administrator or a quirk can make it."""
     device = blank.accelerators(TOLD_BY)[0].address
@@ -267,7 +313,16 @@ def test_a_host_with_guests_is_refused_and_left_as_it_is(site, blank, converged)
 
 
 def test_after_a_reboot_it_is_still_right(site, blank, converged):
+    has_docker = site.state_of("docker.service", "LoadState") == "loaded"
+    if has_docker:
+        site.sh("systemctl enable -q docker.service")
     site.machine.reboot()
+    # Cleared before anybody could start a container, at a boot that nobody watched.
+    assert "docker.service" in site.state_of(UNIT, "Before").split()
+    cleared = int(site.state_of(UNIT, "ActiveEnterTimestampMonotonic"))
+    assert cleared > 0
+    if has_docker:
+        assert cleared <= int(site.state_of("docker.service", "InactiveExitTimestampMonotonic"))
     seen = site.topology()
     assert {address: seen.acs[address].word for address in path_ports(blank)} == dict.fromkeys(path_ports(blank), 0x11)
     assert site.red() == set()
