@@ -74,6 +74,12 @@ THEIRS = [
 ]
 
 
+DROP_IN = "etc/modprobe.d/gpuwright.conf"
+IMAGE = "/boot/initrd.img-$(uname -r)"
+# A new image is a new file.
+BUILT = f"stat -c %i {IMAGE}"
+
+
 @pytest.fixture(scope="module")
 def trial(machine, tmp_path_factory):
     machine.reset()
@@ -147,7 +153,19 @@ def test_one_run_reboots_once_and_the_machine_is_what_was_asked(trial):
     assert trial.sh("cat /sys/module/efi_pstore/parameters/pstore_disable") == "Y"
 
 
+def test_the_image_that_was_booted_holds_the_module_settings(trial):
+    """Looked into by the distribution's own program: what the role recorded of it is the role's word."""
+    inside = trial.host.run(
+        f"mkdir /var/tmp/image && unmkinitramfs {IMAGE} /var/tmp/image && "
+        f"find /var/tmp/image -path '*/{DROP_IN}' -exec cat {{}} +; rm -r /var/tmp/image",
+        timeout=600,
+    ).stdout
+    assert "options efi_pstore pstore_disable=1" in inside.splitlines()
+    assert inside.strip() == trial.sh(f"cat /{DROP_IN}")
+
+
 def test_a_second_run_changes_nothing_and_the_audit_is_green(trial):
+    built = trial.sh(f"{BUILT}.%Y")
     assert trial.deploy().changed == []
     found = judged(trial)
     fine = (Outcome.PASS, Outcome.NOT_APPLICABLE)  # a profile above baseline asks for more
@@ -158,11 +176,13 @@ def test_a_second_run_changes_nothing_and_the_audit_is_green(trial):
     trial.deploy()
     assert trial.deploy().changed == []
     assert failed(trial) == set()
+    assert trial.sh(f"{BUILT}.%Y") == built, "other sysctls are no reason for another initramfs"
 
 
 @pytest.mark.parametrize("control", SABOTAGES)
 def test_every_control_turns_red_when_it_is_broken(trial, control):
     sabotage = SABOTAGES[control]
+    built = trial.sh(BUILT)
     trial.host.run(sabotage.do)
     try:
         assert failed(trial) == {control, *sabotage.also}
@@ -173,6 +193,8 @@ def test_every_control_turns_red_when_it_is_broken(trial, control):
         if not sabotage.heals:
             trial.host.run(sabotage.undo)
     assert failed(trial) == set()
+    # Also where the record of the image was no longer true (GPW-KERN-014): it was looked into, and was right.
+    assert trial.sh(BUILT) == built, "no initramfs is made anew that holds what it should"
 
 
 def test_a_menu_made_without_our_words_is_made_anew(trial):
@@ -226,4 +248,7 @@ def test_a_role_taken_away_leaves_the_site_s_own_line(trial):
     assert "iommu=off" in trial.sh("grep -m1 vmlinuz /boot/grub/grub.cfg")
     assert trial.sh("ls /etc/default/grub.d /etc/sysctl.d /etc/modprobe.d | grep gpuwright || true") == ""
     assert trial.sh("ls /var/lib/gpuwright/kernel 2>/dev/null || true") == ""
+    listed = {name.removeprefix("./") for name in trial.host.run(f"lsinitramfs {IMAGE}", timeout=600).stdout.split()}
+    assert "init" in listed
+    assert not {name for name in listed if name.endswith(DROP_IN)}
     assert trial.deploy().changed == []

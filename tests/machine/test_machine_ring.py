@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.machine
 
+ENGINE = "gpuwright-engine-main.service"
 REDIRECT = 0x2C
 QUESTION = {"model": "lab", "messages": [{"role": "user", "content": "Are you there?"}], "max_tokens": 8}
 
@@ -52,6 +53,14 @@ def answers(site) -> tuple[int, ...]:
             except httpx.TransportError:
                 found.append(0)
     return tuple(found)
+
+
+def until_it_serves(site) -> None:
+    """After a reboot, without a run."""
+    deadline = time.monotonic() + 600
+    while answers(site) != (401, 200):
+        assert time.monotonic() < deadline, "the node did not come back by itself"
+        time.sleep(5)
 
 
 def test_the_ring_of_a_machine(site):
@@ -99,10 +108,7 @@ def test_the_ring_of_a_machine(site):
     assert boots(site) == 2, "nothing of that needs a reboot"
 
     machine.reboot()
-    deadline = time.monotonic() + 600
-    while answers(site) != (401, 200):
-        assert time.monotonic() < deadline, "the node did not come back by itself"
-        time.sleep(5)
+    until_it_serves(site)
     assert site.audit() == []
     assert site.deploy().all_changed == []
 
@@ -117,12 +123,17 @@ def test_a_word_that_is_no_longer_asked_for_goes_and_nothing_else(site):
 
     site.set(machine.name, kernel__words=[], kernel__reboot="never")
     boot = machine.boot_id()
+    sh(site, f"systemctl stop {ENGINE}")
     said = site.deploy().said
     assert machine.boot_id() == boot
-    assert "reboot" in said
+    assert "engine main waits for a reboot, because" in said
+    assert "the kernel runs with lab.mine=1, which nothing asks for any more" in said
+    assert sh(site, f"systemctl show -p ActiveState --value {ENGINE}") == "inactive"
+    assert sh(site, "docker ps --quiet --filter name=gpuwright-main") == ""
     assert "lab.mine=1" not in sh(site, "grep -h '^[[:space:]]*linux' /boot/grub/grub.cfg")
     machine.reboot()
     assert set(sh(site, "cat /proc/cmdline").split()) == before - {"lab.mine=1"}
+    until_it_serves(site)
     assert site.deploy().all_changed == []
 
 
