@@ -56,6 +56,16 @@ SHAPES: dict[str, list[tuple[str | None, str]]] = {
     "GRUB quotes inside": [(None, "GRUB_CMDLINE_LINUX_DEFAULT='quiet dyndbg=\"file drivers/pci/*  +p\"'\n")],
     "a value with ;": [(None, "GRUB_CMDLINE_LINUX=\"'pci=disable_acs_redir=0000:0a:00.0;0000:0b:00.0'\"\n")],
     "the same word already": [(None, 'GRUB_CMDLINE_LINUX_DEFAULT="amd_iommu=on iommu=pt"\n')],
+    "mitigations off in both keys": [
+        (
+            None,
+            'GRUB_CMDLINE_LINUX_DEFAULT="net.ifnames=0 mitigations=off amd_iommu=on iommu=pt"\n'
+            'GRUB_CMDLINE_LINUX="rd.luks=0 rd.lvm.vg=sys mitigations=off spectre_v2=off"\n',
+        )
+    ],
+    "options of one word, and ACS overridden": [
+        (None, 'GRUB_CMDLINE_LINUX="pci=nomsi,realloc pcie_acs_override=downstream,id:10de:2bb5"\n')
+    ],
     "exported, with a command": [
         (None, 'GRUB_DISTRIBUTOR=`( . /etc/os-release; echo ${NAME} )`\nexport GRUB_CMDLINE_LINUX_DEFAULT="quiet"\n')
     ],
@@ -147,6 +157,16 @@ def test_an_off_that_the_kernel_never_takes_back_gives_way(tmp_path, key, theirs
     assert evaluate(tmp_path, "sh").split() == ["a=1", "b=2", "iommu=soft", "iommu.strict=1", "xiommu=off", "iommu=pt"]
     drop_in(tmp_path, words())
     assert evaluate(tmp_path, "sh").split() == f"a=1 {theirs} b=2 {theirs} iommu=soft iommu.strict=1 xiommu=off".split()
+
+
+def test_both_offs_behind_what_weakens_the_machine_give_way_alone(tmp_path):
+    """What weakens a machine is its site's: the audit is red for it, and the line keeps it."""
+    leave(tmp_path, [(None, 'GRUB_CMDLINE_LINUX="rd.luks=0 mitigations=off spectre_v2=off amd_iommu=off iommu=off"\n')])
+    before = evaluate(tmp_path, "sh")
+    drop_in(tmp_path, words("iommu=pt"))
+    assert evaluate(tmp_path, "sh").split() == ["rd.luks=0", "mitigations=off", "spectre_v2=off", "iommu=pt"]
+    drop_in(tmp_path, words())
+    assert evaluate(tmp_path, "sh") == before
 
 
 def test_an_off_that_is_asked_for_stays(tmp_path):
