@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trial import Trial
@@ -15,6 +16,7 @@ from gpuwright.render import REPOSITORY
 
 PAGE = REPOSITORY / "docs/hardening.md"
 RELEASES = {"trixie": "Debian 13", "bookworm": "Debian 12"}
+MACHINE = "Debian 13, a machine"
 STAGES = ("blank", "baseline", "server-cis1", "strict")
 GUIDES = {
     "standard": "Standard System Security Profile",
@@ -54,6 +56,11 @@ class Lynis:
     suggestions: set[tuple[str, str]] = field(default_factory=set)
 
     @property
+    def figure(self) -> str:
+        """As a cell of the page has it."""
+        return f"{self.index} ({len(self.warnings)} warnings, {len(self.suggestions)} suggestions)"
+
+    @property
     def findings(self) -> set[tuple[str, str]]:
         """Both kinds."""
         return self.warnings | self.suggestions
@@ -72,10 +79,10 @@ def report(text: str) -> Lynis:
     return found
 
 
-def lynis(node: Trial) -> Lynis:
-    """What Lynis says of the host now."""
-    console(node, "rm -f /var/log/lynis*; lynis audit system --quick --no-colors --quiet >/dev/null 2>&1; true")
-    return report(console(node, "cat /var/log/lynis-report.dat"))
+def lynis(sh: Callable[[str], str]) -> Lynis:
+    """What Lynis says now; `sh` runs a command there as root, and gives what it prints."""
+    sh("rm -f /var/log/lynis*; lynis audit system --quick --no-colors --quiet >/dev/null 2>&1; true")
+    return report(sh("cat /var/log/lynis-report.dat"))
 
 
 @dataclass(frozen=True)

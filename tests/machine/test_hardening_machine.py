@@ -1,13 +1,18 @@
 """Profiles server-cis1 and strict on a machine that has its own kernel: audit rules, AppArmor, sysctls, words, one reboot.
 
-One machine goes from one profile to the next, in order. The role firewall has to be there above baseline; its rules let the lab's own
-forwarded port in.
+One machine goes from one profile to the next, in order, and Lynis looks at it first and in strict. The firewall's rules let the lab's
+own forwarded port in. An account with sudo deploys; root stays, with a reason, because the lab has no other way to an emulated
+machine's console.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import judges
 import pytest
 from hardening_sabotage import LOCKED, UNLOCKED
+from judges import Lynis
 from test_kernel import judged_by
 from trial import Trial
 
@@ -23,8 +28,8 @@ NODE = {
     "containers": {"source": "distribution"},
     "kernel": {"reboot": "when-needed", "reboot_timeout": "15 min"},
 }
-STRICT = {**NODE, "hardening": "strict", "console": True}
-ROLES = ("base", "kernel")
+STRICT = {"hardening": "strict", "console": True}
+ROLES = ("base", "access", "kernel")
 # A blank machine of the lab has no GPU and no clock server that it reaches.
 NOT_HERE = {"GPW-BASE-003"}
 
@@ -32,8 +37,32 @@ NOT_HERE = {"GPW-BASE-003"}
 @pytest.fixture(scope="module")
 def trial(machine, tmp_path_factory):
     machine.reset()
-    yield Trial(machine, tmp_path_factory.mktemp("trial"), dict(NODE), {"ssh_port": machine.port})
+    yield Trial(machine, tmp_path_factory.mktemp("trial"), node(machine), {"ssh_port": machine.port})
     machine.reset()
+
+
+@pytest.fixture(scope="module")
+def lynis() -> dict[str, Lynis]:
+    """What Lynis said, by stage."""
+    return {}
+
+
+def node(machine: Any) -> dict[str, Any]:
+    """The node file: whom the lab and the deploy log in as, with the lab's key."""
+    key = f"{machine.ssh_key}.pub"
+    access = {
+        "users": {"deploy": {"keys": [key], "sudo": "all"}, "root": {"keys": [key]}},
+        "deviations": {
+            "PermitRootLogin": {"value": "prohibit-password", "reason": "the lab's own console is an ssh of root"}
+        },
+        "banner": "For authorised use only.",
+    }
+    return {**NODE, "access": access}
+
+
+def look(trial: Trial) -> Lynis:
+    """An emulated processor takes many minutes for it."""
+    return judges.lynis(lambda command: trial.host.run(command, timeout=2400).stdout)
 
 
 def failed(trial: Trial) -> set[str]:
@@ -42,12 +71,19 @@ def failed(trial: Trial) -> set[str]:
     return {key for key, outcome in found.items() if outcome is Outcome.FAIL} - NOT_HERE
 
 
+def test_what_lynis_says_of_it_blank(trial, lynis):
+    trial.host.run(judges.INSTALL + "lynis >/dev/null 2>&1", timeout=600)
+    lynis["blank"] = look(trial)
+    (trial.directory / "lynis-blank.dat").write_text(lynis["blank"].text)
+
+
 def test_server_cis1_comes_without_a_reboot(trial):
     before = trial.host.boot_id()
     dry = trial.run("--dry")
     assert dry.status == 0, dry.said
     first = trial.deploy()
     assert set(first.changed) <= set(dry.changed)
+    trial.connect |= {"ssh_user": "deploy", "_sudo": True}
     assert trial.deploy().changed == []
     assert failed(trial) == set()
     assert trial.host.boot_id() == before
@@ -104,7 +140,7 @@ def test_a_core_dump_is_left_nowhere(trial):
 
 def test_strict_reboots_once_and_locks_the_rules(trial):
     before = trial.host.boot_id()
-    trial.node = dict(STRICT)
+    trial.node |= STRICT
     assert "reboot needed, because the kernel runs without audit=1" in trial.run("--dry").said
     trial.deploy()
     assert trial.host.boot_id() != before
@@ -124,8 +160,27 @@ def test_every_control_of_strict_turns_red_when_it_is_broken(trial, control):
     assert failed(trial) == set()
 
 
+def test_lynis_finds_the_machine_harder_than_blank_and_as_hard_as_the_page_says(trial, lynis):
+    lynis["strict"] = look(trial)
+    (trial.directory / "lynis-strict.dat").write_text(lynis["strict"].text)
+    found = {stage: one.index for stage, one in lynis.items()}
+    assert found["blank"] < found["strict"]
+    recorded = judges.figures("lynis figures").get(judges.MACHINE, {})
+    assert found["strict"] >= recorded.get("strict", 101), (
+        f"put this into docs/hardening.md, if it is meant: | {judges.MACHINE} | "
+        + " | ".join(lynis[stage].figure if stage in lynis else "-" for stage in judges.STAGES)
+        + " |"
+    )
+
+
+def test_whatever_lynis_still_says_of_the_machine_has_a_written_reason(lynis):
+    written = {(row[0].strip("`"), row[1]) for row in judges.rows("lynis findings")}
+    missing = sorted(lynis["strict"].findings - written)
+    assert missing == [], "\n".join(f"| `{key}` | {sentence} | … |" for key, sentence in missing)
+
+
 def test_back_to_baseline_the_rules_wait_for_a_reboot_and_that_is_said(trial):
-    trial.node = {**NODE, "hardening": "baseline"}
+    trial.node["hardening"] = "baseline"
     run = trial.deploy()
     assert "rules of the kernel's audit are locked" in run.said
     assert trial.sh("ls /etc/audit/rules.d | grep gpuwright || true") == ""
