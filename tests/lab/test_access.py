@@ -67,8 +67,9 @@ def node(request, tmp_path_factory):
     public = f"{blank.host.ssh_key}.pub"
     blank.node = {
         "base": {"unattended_upgrades": False, "guard": "20 s"},
-        # The profiles above baseline ask for one.
+        # The profiles above baseline ask for both.
         "firewall": {"ssh": [str(blank.host.segment.network)]},
+        "kernel": {},
         "access": {
             "users": {
                 "deploy": {"keys": [public], "sudo": "all"},

@@ -18,13 +18,19 @@ def strict_has_a_console(spec: NodeSpec) -> Iterator[Found]:
         yield Found(("hardening",), sentence)
 
 
-def a_hardened_node_has_a_firewall(spec: NodeSpec) -> Iterator[Found]:
-    """What these profiles promise ends at a port that anybody reaches (CIS Debian 12, 4.3.8)."""
-    if spec.hardening != "baseline" and spec.firewall is None:
-        sentence = (
-            "needs 'firewall:' in the node file: name the networks that reach ssh there (firewall.ssh), or use baseline"
-        )
-        yield Found(("hardening",), sentence)
+# What the profiles above baseline are made of beside role base, and the least that a node file says of each.
+_HARDENING = {
+    "access": "name there who may log in, and with which keys (access.users)",
+    "firewall": "name the networks that reach ssh there (firewall.ssh)",
+    "kernel": "'kernel: {}' brings the profile's sysctls and modules",
+}
 
 
-RULES = (strict_has_a_console, a_hardened_node_has_a_firewall)
+def a_hardened_node_has_the_roles_that_harden_it(spec: NodeSpec) -> Iterator[Found]:
+    """Without one of them the controls that prove the profile do not arise, and the audit of an open node would be green."""
+    for role, what in _HARDENING.items() if spec.hardening != "baseline" else ():
+        if getattr(spec, role) is None:
+            yield Found(("hardening",), f"needs '{role}:' in the node file: {what}, or use baseline")
+
+
+RULES = (strict_has_a_console, a_hardened_node_has_the_roles_that_harden_it)
