@@ -68,9 +68,13 @@ PATTERNS = {
 }
 
 _MOVED = {
-    # a setting of former versions: where it is now
-    "access.guard": "base.guard",
-    "firewall.guard": "base.guard",
+    # a setting of former versions: what to do instead
+    "access.guard": "is called base.guard now, one setting for every role that it concerns; write it there",
+    "firewall.guard": "is called base.guard now, one setting for every role that it concerns; write it there",
+    "kernel.baseline_sysctls": "is no switch any more: kernel.deviations leaves the profile's values out and says why, as in "
+    "{sysctls: this machine is tuned by its maker}",
+    "kernel.unused_modules": "is no list any more: kernel.deviations leaves the profile's out and says why, as in "
+    "{modules: this machine's maker chose them}, and kernel.blocked_modules names others",
 }
 
 
@@ -101,7 +105,7 @@ def _sentence(detail: ErrorDetails, path: SettingPath, allowed: list[str]) -> st
     kind = detail["type"]
     context: dict[str, Any] = detail.get("ctx", {})
     if kind == "extra_forbidden" and (now := _MOVED.get(dotted(path))):
-        return f"is called {now} now, one setting for every role that it concerns; write it there"
+        return now
     if kind == "extra_forbidden":
         return "is not a setting here" + nearest(str(path[-1]), allowed)
     if kind == "string_pattern_mismatch":

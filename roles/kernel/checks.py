@@ -127,7 +127,8 @@ def _hold(seen: Snapshot, spec: NodeSpec, which: str) -> Verdict:
     if isinstance(now, Verdict):
         return now
     asked = [one for one in wishes.gathered(spec).sysctls if re.match(which, one.key)]
-    if not asked:
+    reasons = list(_deviations(spec, which))
+    if not asked and not reasons:
         return not_applicable("the node file asks for none of these")
     values = seen.read(VALUES)
     if not any(key.startswith("net.ipv6.") for key in values):  # IPv6 is off: there is nothing to redirect
@@ -139,18 +140,19 @@ def _hold(seen: Snapshot, spec: NodeSpec, which: str) -> Verdict:
         if values.get(one.key) != same(one.value)
     ]
     found = ", ".join(f"{one.key}={one.value}" for one in asked)
-    return waived(
-        without(faults, f"{len(asked)} values as asked", found),
-        [why for key, why in _deviations(spec) if re.match(which, key)],
-    )
+    return waived(without(faults, f"{len(asked)} values as asked", found), reasons)
 
 
-def _deviations(spec: NodeSpec) -> Iterator[tuple[str, str]]:
-    """Values of the profile in whose place the node file has others, and its reasons."""
-    of_profile = {one.key: one.value for one in hardening.sysctls(spec.hardening)}
-    for extra in spec.kernel.sysctls if spec.kernel else ():
+def _deviations(spec: NodeSpec, which: str) -> Iterator[str]:
+    """Values of the profile that the node file leaves out, or has others in their place, and its reasons."""
+    of_profile = {one.key: one.value for one in hardening.sysctls(spec.hardening) if re.match(which, one.key)}
+    if spec.kernel is None or not of_profile:
+        return
+    if why := spec.kernel.deviations.get("sysctls"):
+        yield f"{len(of_profile)} values of the profile are left out: {why}"
+    for extra in spec.kernel.sysctls:
         if same(str(extra.value)) != same(of_profile.get(extra.name, str(extra.value))):
-            yield extra.name, f"{extra.name}={extra.value} instead of {of_profile[extra.name]}: {extra.reason}"
+            yield f"{extra.name}={extra.value} instead of {of_profile[extra.name]}: {extra.reason}"
 
 
 _MEMORY = r"fs\.(protected_|suid_dumpable)|kernel\.(randomize_va_space|yama\.)"
@@ -201,8 +203,11 @@ def _drivers(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _unused(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    verdict = _kept_out(seen, [block for block in wishes.gathered(spec).blocked if block.spared_when_used])
     of_profile = hardening.unused_modules(spec.hardening)
+    now = _here(seen)
+    if not isinstance(now, Verdict) and spec.kernel and (why := spec.kernel.deviations.get("modules")):
+        return waived(judged(True, f"{len(of_profile)} modules of the profile kept out", ""), [why])
+    verdict = _kept_out(seen, [block for block in wishes.gathered(spec).blocked if block.spared_when_used])
     kept = spec.kernel.kept_modules if spec.kernel else {}
     return waived(verdict, [f"{module}: {why}" for module, why in kept.items() if module in of_profile])
 
@@ -323,7 +328,7 @@ CONTROLS = (
         severity="medium",
         observed=(*_BOOTED, VALUES),
         predicate=_values(_MEMORY),
-        remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
+        remedy=f"{_AGAIN} (kernel.sysctls, kernel.deviations)",
         risk="debuggers attach to their own children only, without root",
         references=ref.KERNEL_MEMORY,
     ),
@@ -334,7 +339,7 @@ CONTROLS = (
         severity="low",
         observed=(*_BOOTED, VALUES),
         predicate=_values(_POINTERS),
-        remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
+        remedy=f"{_AGAIN} (kernel.sysctls, kernel.deviations)",
         risk="Xid lines are read as root or through the journal's group",
         references=ref.KERNEL_POINTERS,
     ),
@@ -345,7 +350,7 @@ CONTROLS = (
         severity="medium",
         observed=(*_BOOTED, VALUES),
         predicate=_values(_NETWORK),
-        remedy=f"{_AGAIN} (kernel.baseline_sysctls, kernel.sysctls)",
+        remedy=f"{_AGAIN} (kernel.sysctls, kernel.deviations)",
         risk="answers that come in on a way nobody routes to are dropped",
         references=ref.KERNEL_NETWORK,
     ),

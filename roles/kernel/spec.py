@@ -97,26 +97,26 @@ class KernelSpec(Strict):
     """Boot parameters, kernel settings, modules, and reboots."""
 
     words: tuple[ExtraWord, ...] = ()
-    baseline_sysctls: bool = Field(
-        default=True,
-        description="the values of the node's hardening profile (docs/hardening.md lists them)",
+    sysctls: tuple[ExtraSysctl, ...] = Field(
+        default=(),
+        description="beside those of the node's hardening profile (docs/hardening.md lists them), or in the place of one",
     )
-    sysctls: tuple[ExtraSysctl, ...] = ()
     block_other_gpu_drivers: bool = Field(
         default=True,
         description="nouveau, nova, nova_core and nova_drm never bind a GPU of this node (gpu-node.md 4.1); "
         "only where hardware.gpus.count is not 0",
     )
-    unused_modules: tuple[ModuleName, ...] | None = Field(
-        default=None,
-        description="file systems, protocols and buses kept out; left out: those of the profile (docs/hardening.md). One that the "
-        "node uses now is left alone and reported",
-    )
     kept_modules: dict[ModuleName, Reason] = Field(
         default={},
-        description="those of the profile that the node needs, each with its reason; the audit lists them as waived",
+        description="file systems, protocols and buses that the profile keeps out (docs/hardening.md) and the node needs, each with "
+        "its reason; the audit lists them as waived. One that the node uses now is left alone and reported anyway",
     )
     blocked_modules: tuple[ExtraBlock, ...] = ()
+    deviations: dict[Literal["modules", "sysctls"], Reason] = Field(
+        default={},
+        description="what of the profile's this node is left without altogether, each with its reason: all its values, or all its "
+        "blocked file systems, protocols and buses; the audit lists their controls as waived",
+    )
     module_options: tuple[ExtraOption, ...] = ()
     reboot: Literal["never", "when-needed"] = Field(
         default="never",

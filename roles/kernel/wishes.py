@@ -20,19 +20,15 @@ OTHER_GPU_DRIVERS = ("nouveau", "nova", "nova_core", "nova_drm")
 
 
 def unused_modules(spec: KernelSpec, profile: Profile) -> dict[str, str]:
-    """File systems, protocols and buses to keep out, each with its reason: the node file's own list, or the profile's."""
-    known = {setting.name: setting.reason for setting in hardening.MODULES}
-    if spec.unused_modules is None:
-        chosen = hardening.unused_modules(profile)
-    else:
-        chosen = {module: known.get(module, "kernel.unused_modules") for module in spec.unused_modules}
-    return {module: reason for module, reason in chosen.items() if module not in spec.kept_modules}
+    """The profile's file systems, protocols and buses to keep out, each with its reason, without what the node file keeps."""
+    of_profile = {} if "modules" in spec.deviations else hardening.unused_modules(profile)
+    return {module: reason for module, reason in of_profile.items() if module not in spec.kept_modules}
 
 
 def wishes(spec: KernelSpec, hardware: Hardware, profile: Profile) -> Wishes:
     """The role's own wishes. What the node file says stands in place of the profile's value for the same key."""
     named = {extra.name for extra in spec.sysctls}
-    of_profile = hardening.sysctls(profile) if spec.baseline_sysctls else ()
+    of_profile = () if "sysctls" in spec.deviations else hardening.sysctls(profile)
     drivers = OTHER_GPU_DRIVERS if spec.block_other_gpu_drivers and hardware.gpus.count else ()
     return Wishes(
         words=tuple(Word(*parse_word(extra.word), ROLE, extra.reason) for extra in spec.words),

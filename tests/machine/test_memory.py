@@ -225,7 +225,7 @@ def test_with_the_role_the_same_download_leaves_hbm_empty_and_the_engine_starts(
     hbm.document = document(
         hardware={"cpu_numa_nodes": sorted({0, 1, 2} - {gpu}), "hbm_numa_nodes": [gpu]},
         # The rest of role kernel is other tests'.
-        kernel={"baseline_sysctls": False, "unused_modules": []},
+        kernel={"deviations": {"sysctls": "other tests have them", "modules": "other tests have them"}},
         memory={"regime": "numa"},
     )
     hbm.document["models"]["items"]["big"] = {"repo": BIG, "revision": big[0]}

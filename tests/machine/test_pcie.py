@@ -40,7 +40,7 @@ os: debian-13
 hardware:
   accelerators: {json.dumps(ACCELERATORS)}
 base: {{unattended_upgrades: false}}
-kernel: {{reboot: when-needed, baseline_sysctls: false, unused_modules: []}}
+kernel: {{reboot: when-needed, deviations: {{sysctls: other tests have them, modules: other tests have them}}}}
 pcie: {{}}
 """
 

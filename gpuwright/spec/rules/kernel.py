@@ -171,19 +171,9 @@ def sysctls_keep_the_node_working(spec: NodeSpec) -> Iterator[Found]:
 def modules_a_node_needs_stay(spec: NodeSpec) -> Iterator[Found]:
     if spec.kernel is None:
         return
-    named = [
-        *(
-            (("kernel", "unused_modules", index), module)
-            for index, module in enumerate(spec.kernel.unused_modules or ())
-        ),
-        *(
-            (("kernel", "blocked_modules", index, "module"), extra.module)
-            for index, extra in enumerate(spec.kernel.blocked_modules)
-        ),
-    ]
-    for path, module in named:
-        if module in NEEDED_MODULES:
-            yield Found(path, f"is needed: {NEEDED_MODULES[module]}")
+    for index, extra in enumerate(spec.kernel.blocked_modules):
+        if extra.module in NEEDED_MODULES:
+            yield Found(("kernel", "blocked_modules", index, "module"), f"is needed: {NEEDED_MODULES[extra.module]}")
 
 
 def kept_modules_are_of_a_profile(spec: NodeSpec) -> Iterator[Found]:

@@ -216,3 +216,28 @@ def test_a_kernel_without_a_key_of_the_profile_has_nothing_to_close():
     assert judged(sysctl=less)["GPW-KERN-016"].outcome is Outcome.PASS
     less = "".join(f"{line}\n" for line in SYSCTL.splitlines() if not line.startswith("vm.swappiness"))
     assert judged(sysctl=less)["GPW-KERN-010"].outcome is Outcome.FAIL
+
+
+OF_PROFILE = {"GPW-KERN-007", "GPW-KERN-008", "GPW-KERN-009", "GPW-KERN-015", "GPW-KERN-016"}
+
+
+def test_a_profile_s_values_left_out_are_waived_never_passed():
+    found = judged(spec=changed(deviations={"sysctls": "tuned by its maker"}))
+    waived = {key for key, result in found.items() if result.outcome is Outcome.WAIVED}
+    assert waived == OF_PROFILE
+    assert all("tuned by its maker" in found[key].verdict.actual for key in waived)
+    assert found["GPW-KERN-010"].outcome is Outcome.PASS  # vm.swappiness is the node file's own
+
+
+def test_a_value_of_the_node_file_s_own_is_judged_where_the_profile_s_are_left_out():
+    extra = {"name": "kernel.kptr_restrict", "value": 2, "reason": "more than the profile"}
+    spec = changed(sysctls=[extra], deviations={"sysctls": "tuned by its maker"})
+    assert judged(spec=spec)["GPW-KERN-008"].outcome is Outcome.FAIL
+
+
+def test_a_profile_s_modules_left_out_are_waived():
+    spec = changed(deviations={"modules": "the machine is a test's"})
+    found = judged(modprobe="", spec=spec)["GPW-KERN-012"]
+    assert found.outcome is Outcome.WAIVED and "a test's" in found.verdict.actual
+    container = judged(virtualization="systemd-nspawn", answer="container\n", spec=spec)
+    assert {result.outcome for result in container.values()} == {Outcome.NOT_APPLICABLE}

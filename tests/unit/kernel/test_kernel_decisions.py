@@ -300,5 +300,10 @@ def test_a_module_that_the_node_file_keeps_is_not_blocked():
     spec = KernelSpec.model_validate({"kept_modules": {"usb-storage": "virtual media"}})
     blocked = {one.module for one in wishes(spec, HARDWARE, "baseline").blocked}
     assert "usb_storage" not in blocked and "udf" in blocked
-    own = KernelSpec.model_validate({"unused_modules": ["udf"]})
-    assert [one.module for one in wishes(own, HARDWARE, "strict").blocked] == ["udf"]
+
+
+def test_the_profile_s_values_and_modules_are_left_out_with_a_reason():
+    without = KernelSpec.model_validate({"deviations": {"sysctls": "tuned by its maker", "modules": "the same"}})
+    assert list(wishes(without, HARDWARE, "strict").all()) == []
+    with pytest.raises(ValueError, match="at least 1 character"):
+        KernelSpec.model_validate({"deviations": {"sysctls": ""}})
