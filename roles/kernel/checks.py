@@ -12,18 +12,20 @@ from gpuwright.boot import BOOT, BlockedModule, Boot
 from gpuwright.snapshot import SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from roles.kernel import hardening, operations
-from roles.kernel.facts import same
+from roles.kernel.facts import covers, of_each, same
 from roles.kernel.files import in_use, modprobe_file
 from roles.kernel.weakening import PRETENDED_ISOLATION, WHAT_IT_PRETENDS, weakens
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
-# All of them: what our own file names says nothing once somebody took it away. Interfaces of containers come and go.
+# All of them: what our own file names says nothing once somebody took it away. Interfaces of containers come and go; of theirs
+# there is what a profile asks of every interface.
 VALUES = Section(
     "audit-kernel-sysctl",
     r"""
 command -v sysctl >/dev/null || exit 1
-sysctl -a 2>/dev/null | grep -vE '^net\.ipv[46]\.(conf|neigh)\.(veth|br-|docker)'
+sysctl -a 2>/dev/null | sed -E '/^net\.ipv[46]\.conf\..*_(redirects|source_route) =/b
+/^net\.ipv[46]\.(conf|neigh)\.(veth|br-|docker)/d'
 """,
     lambda text: {key: same(value) for key, _, value in (line.partition(" = ") for line in text.splitlines())},
 )
@@ -133,7 +135,7 @@ def _hold(seen: Snapshot, spec: NodeSpec, which: str) -> Verdict:
     values = seen.read(VALUES)
     if not any(key.startswith("net.ipv6.") for key in values):  # IPv6 is off: there is nothing to redirect
         asked = [one for one in asked if not one.key.startswith("net.ipv6.")]
-    asked = [one for one in asked if one.key in values or not one.may_lack]
+    asked = [one for one in of_each(asked, values) if one.key in values or not one.may_lack]
     faults = [
         f"{one.key} is {values.get(one.key, 'unknown to this kernel')} instead of {one.value} ({one.role}: {one.reason})"
         for one in asked
@@ -151,8 +153,9 @@ def _deviations(spec: NodeSpec, which: str) -> Iterator[str]:
     if why := spec.kernel.deviations.get("sysctls"):
         yield f"{len(of_profile)} values of the profile are left out: {why}"
     for extra in spec.kernel.sysctls:
-        if same(str(extra.value)) != same(of_profile.get(extra.name, str(extra.value))):
-            yield f"{extra.name}={extra.value} instead of {of_profile[extra.name]}: {extra.reason}"
+        value = next((value for key, value in of_profile.items() if covers(key, extra.name)), None)
+        if value is not None and same(str(extra.value)) != same(value):
+            yield f"{extra.name}={extra.value} instead of {value}: {extra.reason}"
 
 
 _MEMORY = r"fs\.(protected_|suid_dumpable)|kernel\.(randomize_va_space|yama\.)"

@@ -27,14 +27,28 @@ def _sysctl(
     references: References = ref.NONE,
 ) -> Setting:
     return Setting(
-        name, values, reason, may_break, "`kernel.sysctls` names it with another value and a reason", references
+        name,
+        values,
+        reason,
+        may_break,
+        "`kernel.sysctls` names it (of a `*`: one interface) with another value and a reason",
+        references,
     )
 
 
-def _network(name: str, value: str, reason: str, may_break: str = "nothing") -> Iterator[Setting]:
-    """The same for interfaces there are and for interfaces to come."""
-    for which in ("all", "default"):
-        yield _sysctl(name.replace("*", which), everywhere(value), reason, may_break, ref.KERNEL_NETWORK)
+# What `all` says settles it for some of these: accept_source_route of IPv4 is off where it is off there, rp_filter is the greater
+# of both, log_martians is on where it is on there. The others an interface has for itself: redirects of IPv4 are on where either
+# says so, and IPv6 asks the interface alone (Documentation/networking/ip-sysctl.rst). An interface that was there before `default`
+# was set keeps what it had; `*` is every one of them.
+_SETTLED = ("all", "default")
+_OF_EACH = (*_SETTLED, "*")
+
+
+def _network(
+    name: str, which: tuple[str, ...], value: str, reason: str, may_break: str = "nothing"
+) -> Iterator[Setting]:
+    for one in which:
+        yield _sysctl(name.replace("*", one), everywhere(value), reason, may_break, ref.KERNEL_NETWORK)
 
 
 SYSCTLS: tuple[Setting, ...] = (
@@ -97,8 +111,8 @@ SYSCTLS: tuple[Setting, ...] = (
         "serial protocols nobody speaks on a server",
         ref.KERNEL_PROTECTION,
     ),
-    *_network("net.ipv4.conf.*.accept_redirects", "0", _REDIRECTS),
-    *_network("net.ipv4.conf.*.accept_source_route", "0", _ROUTING),
+    *_network("net.ipv4.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS),
+    *_network("net.ipv4.conf.*.accept_source_route", _SETTLED, "0", _ROUTING),
     *(
         _sysctl(
             f"net.ipv4.conf.{which}.log_martians",
@@ -107,18 +121,19 @@ SYSCTLS: tuple[Setting, ...] = (
             "nothing; lines in the kernel's log, which it limits by itself",
             ref.KERNEL_MARTIANS,
         )
-        for which in ("all", "default")
+        for which in _SETTLED
     ),
     # 2, not 1 as CIS 3.3.7 has it, in every profile: a node with several networks (RDMA, storage) answers on another way
     # than it was asked (security.md 3.2).
     *_network(
         "net.ipv4.conf.*.rp_filter",
+        _SETTLED,
         "2",
         "packets with a forged sender are dropped",
         "nothing; 1 would break several networks",
     ),
-    *_network("net.ipv4.conf.*.secure_redirects", "0", _REDIRECTS),
-    *_network("net.ipv4.conf.*.send_redirects", "0", "the node is no router"),
+    *_network("net.ipv4.conf.*.secure_redirects", _OF_EACH, "0", _REDIRECTS),
+    *_network("net.ipv4.conf.*.send_redirects", _OF_EACH, "0", "the node is no router"),
     _sysctl(
         "net.ipv4.icmp_echo_ignore_broadcasts",
         everywhere("1"),
@@ -137,8 +152,8 @@ SYSCTLS: tuple[Setting, ...] = (
         "a flood of half-open connections leaves room for users",
         references=ref.KERNEL_NETWORK,
     ),
-    *_network("net.ipv6.conf.*.accept_redirects", "0", _REDIRECTS),
-    *_network("net.ipv6.conf.*.accept_source_route", "0", _ROUTING),
+    *_network("net.ipv6.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS),
+    *_network("net.ipv6.conf.*.accept_source_route", _OF_EACH, "0", _ROUTING),
 )
 
 

@@ -17,7 +17,7 @@ from gpuwright.boot import Boot, Wishes
 from gpuwright.refusal import refusal
 from gpuwright.snapshot import CouldNotLook, Snapshot
 from gpuwright.watched import Watched
-from roles.kernel.facts import VALUES, same
+from roles.kernel.facts import VALUES, of_each, same
 from roles.kernel.files import ROLE, SCRIPTS, boot_files, in_use, modprobe_file, sysctl_file
 from roles.kernel.weakening import PRETENDED_ISOLATION, WHAT_IT_PRETENDS, inert
 
@@ -120,6 +120,22 @@ def command_line(wanted: Wishes) -> Generator[PyinfraCommand, None, None]:
 _SET = r"""
 set -u
 status=0
+asked=$(cat)
+# '*' is every interface there is that has no line of its own, as systemd-sysctl reads it (sysctl.d(5)).
+of_each() {
+  printf '%s\n' "$asked" | while IFS='	' read -r key value; do
+    case $key in
+      *\**)
+        for path in /proc/sys/$(echo "$key" | tr ./ /.); do
+          [ -e "$path" ] || continue
+          one=$(echo "${path#/proc/sys/}" | tr ./ /.)
+          printf '%s\n' "$asked" | cut -f 1 | grep -qxF "$one" || printf '%s\t%s\n' "$one" "$value"
+        done
+        ;;
+      *) printf '%s\t%s\n' "$key" "$value" ;;
+    esac
+  done
+}
 while IFS='	' read -r key value; do
   now=$(sysctl -n --ignore "$key" 2>/dev/null)
   if [ -z "$now" ] && ! sysctl -n "$key" >/dev/null 2>&1; then
@@ -138,7 +154,9 @@ while IFS='	' read -r key value; do
     echo "sysctl $key: still $after instead of $value; the kernel says: ${said:-nothing}" >&2
     status=1
   fi
-done
+done <<END
+$(of_each)
+END
 exit $status
 """
 
@@ -159,15 +177,14 @@ def sysctls(wanted: Wishes) -> Generator[PyinfraCommand, None, None]:
         values = snapshot.read(host).read(VALUES)
     except CouldNotLook:
         values = {}
+    asked = list(of_each(wanted.sysctls, values))
     different = [
-        sysctl
-        for sysctl in wanted.sysctls
-        if sysctl.key not in values or values[sysctl.key] not in (None, same(sysctl.value))
+        sysctl for sysctl in asked if sysctl.key not in values or values[sysctl.key] not in (None, same(sysctl.value))
     ]
     if not wrong and not different:
-        unknown = [sysctl.key for sysctl in wanted.sysctls if values[sysctl.key] is None]
+        unknown = [sysctl.key for sysctl in asked if values[sysctl.key] is None]
         also = f"; unknown to this kernel: {', '.join(unknown)}" if unknown else ""
-        host.noop(f"{len(wanted.sysctls) - len(unknown)} sysctl values hold{also}")
+        host.noop(f"{len(asked) - len(unknown)} sysctl values hold{also}")
         return
     snapshot.forget(host)
     if wrong:
@@ -280,7 +297,7 @@ def shortfalls(seen: Snapshot, wanted: Wishes, may_wait: bool) -> list[str]:
     values = seen.read(VALUES)
     faults += [
         f"sysctl {sysctl.key} is {values.get(sysctl.key)} instead of {sysctl.value}"
-        for sysctl in wanted.sysctls
+        for sysctl in of_each(wanted.sysctls, values)
         if values.get(sysctl.key) not in (None, same(sysctl.value))
     ]
     return faults

@@ -54,7 +54,12 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-KERN-006": _line("s/ iommu=pt/ iommu=nopt/", {"GPW-KERN-001": "the same word"}),
     "GPW-KERN-007": _value("kernel.yama.ptrace_scope", "0"),
     "GPW-KERN-008": _value("kernel.kptr_restrict", "0"),
-    "GPW-KERN-009": _value("net.ipv4.conf.all.accept_redirects", "1"),
+    # On the card it is reached by, which was there before the role was: `all` and `default` still say 0.
+    "GPW-KERN-009": Sabotage(
+        "for one in /proc/sys/net/ipv6/conf/e*/accept_redirects; do echo 1 >$one; done",
+        "sysctl -q --system",
+        heals=True,
+    ),
     "GPW-KERN-010": _value("vm.swappiness", "99"),
     "GPW-KERN-011": Sabotage(
         "cp -a /etc/modprobe.d/gpuwright.conf /run/kept.conf; sed -i /nouveau/d /etc/modprobe.d/gpuwright.conf",

@@ -47,7 +47,11 @@ RIGHT = {
     "nvidia": "EnableS0ixPowerManagement: 0\n",
     "recorded": "audit=1\naudit_backlog_limit=8192\niommu=pt\npci=disable_acs_redir=a;b\n",
 }
-SYSCTL = "".join(f"{one.key} = {one.value}\n" for one in WANTED.sysctls)
+SYSCTL = "".join(
+    f"{one.key.replace('*', interface)} = {one.value}\n"
+    for one in WANTED.sysctls
+    for interface in (("lo", "eth0", "veth1a") if "*" in one.key else ("",))
+)
 MODPROBE = "".join(f"install {one.module} /bin/false\nblacklist {one.module}\n" for one in WANTED.blocked)
 
 
@@ -172,6 +176,22 @@ def test_a_driver_loaded_by_hand_is_seen():
 def test_the_file_system_of_a_stick_in_fstab_is_named():
     found = judged(said={"filesystems": "ext4\nudf\n", "initramfs": f"{IMAGE}:100.200.300 {SUM}\n"})
     assert found["GPW-KERN-012"].verdict.actual == "udf stands in fstab"
+
+
+@pytest.mark.parametrize("key", ["net.ipv6.conf.eth0.accept_redirects", "net.ipv4.conf.veth1a.send_redirects"])
+def test_what_one_interface_says_is_judged_where_the_kernel_goes_by_it(key):
+    found = judged(sysctl=without(key))["GPW-KERN-009"]
+    assert found.outcome is Outcome.FAIL and f"{key} is 70 instead of 0" in found.verdict.actual
+
+
+def test_one_interface_is_waived_with_its_reason_and_the_others_are_judged():
+    key = "net.ipv6.conf.eth0.accept_redirects"
+    spec = changed(sysctls=[{"name": key, "value": 1, "reason": "the router of the hall redirects"}])
+    other = SYSCTL.replace(f"{key} = 0", f"{key} = 1")
+    found = judged(sysctl=other, spec=spec)["GPW-KERN-009"]
+    assert found.outcome is Outcome.WAIVED and "router of the hall" in found.verdict.actual
+    other = other.replace("net.ipv6.conf.lo.accept_redirects = 0", "net.ipv6.conf.lo.accept_redirects = 1")
+    assert judged(sysctl=other, spec=spec)["GPW-KERN-009"].outcome is Outcome.FAIL
 
 
 def test_where_ipv6_is_off_it_has_nothing_to_refuse():
