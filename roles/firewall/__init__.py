@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+from collections.abc import Sequence
 
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
@@ -14,7 +15,7 @@ from gpuwright.guard import Undo
 from gpuwright.ingress import Ingress
 from gpuwright.ownership import Owned
 from gpuwright.render import static, template
-from roles.firewall.facts import FIREWALL, Firewall
+from roles.firewall.facts import FIREWALL, SITE, Firewall
 from roles.firewall.spec import FirewallSpec
 from roles.firewall.table import PATH, TABLE, differences, rules
 
@@ -67,12 +68,12 @@ def firewall(spec: FirewallSpec, ports: Ingress, guarded: int) -> None:
     + ports: what the other roles of the node serve to others
     + guarded: seconds that a new connection has to prove the rules
 
-    Raises OperationError before anything changes when the rules would shut this very run out, or when another firewall
-    owns the host.
+    Raises OperationError before anything changes when the rules would shut this very run out, when another firewall
+    owns the host, or when the site's own rules lie in tables of Docker's.
     """
     host = ctx_host.get()
-    seen = snapshot.read(host).read(FIREWALL)
-    refuse(host.name, seen, spec, ports)
+    seen = snapshot.read(host)
+    refuse(host.name, seen.read(FIREWALL), spec, ports, seen.read(SITE))
     wanted = files(spec, ports)
     keep = [*(file.owned for file in wanted), Owned("table", TABLE)]
     guard.change(
@@ -117,8 +118,11 @@ def stale(seen: snapshot.Snapshot) -> list[str]:
     return reasons
 
 
-def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress) -> None:
-    """Raise OperationError, one sentence per fault, for a host on which these rules must not be loaded."""
+def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress, site: Sequence[str] = ()) -> None:
+    """Raise OperationError, one sentence per fault, for a host on which these rules must not be loaded.
+
+    + site: why the site's own rules cannot be loaded beside them
+    """
     faults = [
         f"{name}: {directory} is read-only, so rules would be gone with the next boot; make it writable (mount -o remount,rw /), or "
         "leave out 'firewall:'."
@@ -149,5 +153,9 @@ def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress) -> Non
                     f"{name}: {uplink} leads out of this host, and firewall.container_interfaces takes {pattern} for a bridge of "
                     "containers: whoever comes in by it would count as one. Name the bridges of Docker more exactly."
                 )
+    faults += [
+        f"{name}: nftables.service would not load the site's rules in /etc/nftables.conf beside Docker's and these: {why}."
+        for why in site
+    ]
     if faults:
         raise OperationError(" ".join([*faults, "Nothing was changed."]))

@@ -6,6 +6,7 @@ import base64
 import ipaddress
 from dataclasses import dataclass
 
+from gpuwright.render import static
 from gpuwright.snapshot import Section, register
 from roles.firewall.table import PATH, TABLE, Table, parse
 
@@ -73,3 +74,13 @@ def read(text: str) -> Firewall:
 
 
 FIREWALL = register(Section("firewall", _SCRIPT, read))
+
+# Why the site's own rules cannot be loaded beside Docker's and ours, a line each; asked of the script that would load
+# them, as this role brings it.
+SITE = register(
+    Section(
+        "firewall-site",
+        "sh -s check <<'SCRIPT'\n" + static("firewall/usr/local/lib/gpuwright/nftables-conf").decode() + "SCRIPT\n",
+        str.splitlines,
+    )
+)

@@ -297,15 +297,15 @@ def test_what_was_changed_by_hand_is_put_right(node, by_hand):
 
 
 def test_the_sites_own_rules_are_kept_and_its_flush_is_not(node):
-    """Debian's file as it comes, with a table of the site's own behind the flush, and an included one."""
+    """Debian's file, its flush written in two ways, with a table of the site's own behind it, and one in a file that flushes too."""
     ours, dockers = node.sh(TABLE), node.sh("nft -s list table ip nat")
     node.sh("mkdir -p /etc/nftables.d; cp /etc/nftables.conf /root/nftables.conf.kept")
     node.host.run(
         "cat >/etc/nftables.conf",
-        stdin="#!/usr/sbin/nft -f\n\nflush ruleset\n\ndefine door = 8003\n\ntable inet site {\n\tchain input {\n"
+        stdin="#!/usr/sbin/nft -f\n\nflush ruleset # all of it\n\ndefine door = 8003\n\nflush ruleset; table inet site {\n\tchain input {\n"
         '\t\ttype filter hook input priority 5; policy accept;\n\t\ttcp dport $door counter drop\n\t}\n}\ninclude "/etc/nftables.d/*.nft"\n',
     )
-    node.host.run("cat >/etc/nftables.d/more.nft", stdin="table ip more {\n\tchain nothing {\n\t}\n}\n")
+    node.host.run("cat >/etc/nftables.d/more.nft", stdin="flush ruleset\ntable ip more {\n\tchain nothing {\n\t}\n}\n")
     try:
         for action in ("start", "reload", "reload", "restart"):
             node.sh(f"systemctl {action} nftables.service")
@@ -330,17 +330,25 @@ def test_the_sites_own_rules_are_kept_and_its_flush_is_not(node):
         node.sh("mv /root/nftables.conf.kept /etc/nftables.conf; rm -r /etc/nftables.d")
 
 
-def test_an_include_that_flushes_leaves_ours_in_force(node):
-    """A flush in a file of its own is out of our sight; the table is there again before the reload ends."""
-    ours = node.sh(TABLE)
-    node.sh("cp /etc/nftables.conf /root/nftables.conf.kept; echo 'flush ruleset' >/etc/flush.nft; echo 'include \"/etc/flush.nft\"' >>/etc/nftables.conf")  # fmt: skip
+def test_the_sites_rules_in_a_table_of_dockers_are_refused_and_both_stay(node):
+    """Emptied for a reload, it would take Docker's rules along; filled beside them, every reload would add the site's once more."""
+    ours, dockers = node.sh(TABLE), node.sh("nft -s list table ip nat")
+    node.sh("cp /etc/nftables.conf /root/nftables.conf.kept; echo 'table ip nat { }' >/etc/more.nft")
+    node.sh("printf '\\ntable inet site { }\\ninclude \"/etc/more.nft\"\\n' >>/etc/nftables.conf")
+    sentence = "ip nat is a table of iptables or Docker, whose rules would go with it"
     try:
-        for action in ("start", "reload"):
-            node.sh(f"systemctl {action} nftables.service")
-            assert node.sh(TABLE) == ours
+        assert node.sh("systemctl start nftables.service && echo started", check=False) == ""
+        assert sentence in node.sh("journalctl --sync; journalctl -q -o cat -b -u nftables.service")
+        assert node.sh(TABLE) == ours
+        assert node.sh("nft -s list table ip nat") == dockers
+        assert not node.sh("nft list table inet site 2>/dev/null", check=False)
+        run = node.run("--dry")
+        assert run.status == 1
+        assert (
+            f"would not load the site's rules in /etc/nftables.conf beside Docker's and these: {sentence}" in run.said
+        )
     finally:
-        node.sh("systemctl stop nftables.service; mv /root/nftables.conf.kept /etc/nftables.conf; rm /etc/flush.nft")
-        node.sh("systemctl reset-failed docker.service; systemctl restart docker.service")  # its rules went with it
+        node.sh("mv /root/nftables.conf.kept /etc/nftables.conf; rm /etc/more.nft; systemctl reset-failed nftables.service")  # fmt: skip
     assert node.deploy().changed == []
 
 

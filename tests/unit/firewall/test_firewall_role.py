@@ -174,6 +174,15 @@ def test_what_is_refused_is_one_sentence(answers, sentence):
     assert str(error.value).endswith(" Nothing was changed.")
 
 
+def test_rules_of_the_site_in_a_table_of_dockers_are_refused():
+    with pytest.raises(OperationError) as error:
+        role.refuse("gpu-1", said(), SPEC, PORTS, ["ip nat is a table of iptables or Docker, and more"])
+    assert str(error.value) == (
+        "gpu-1: nftables.service would not load the site's rules in /etc/nftables.conf beside Docker's and these: ip nat is a "
+        "table of iptables or Docker, and more. Nothing was changed."
+    )
+
+
 @pytest.mark.parametrize("text", ["live !", "live bm90IEpTT04="])
 def test_an_answer_of_another_shape_is_no_answer(text):
     with pytest.raises(ValueError):
