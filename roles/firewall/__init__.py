@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pyinfra.api import OperationError, deploy
 from pyinfra.context import ctx_host
@@ -69,7 +69,8 @@ def firewall(spec: FirewallSpec, ports: Ingress, guarded: int) -> None:
     + guarded: seconds that a new connection has to prove the rules
 
     Raises OperationError before anything changes when the rules would shut this very run out, when another firewall
-    owns the host, or when the site's own rules lie in tables of Docker's.
+    owns the host, when an interface would pass for a bridge of containers, or when the site's own rules lie in tables of
+    Docker's.
     """
     host = ctx_host.get()
     seen = snapshot.read(host)
@@ -146,12 +147,14 @@ def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress, site: 
             f"{name}: this run came in by port {seen.ssh_port}, and the firewall would open "
             f"{', '.join(map(str, ports.ssh))} for ssh: it would shut itself out. Set firewall.ssh_ports: [{seen.ssh_port}]."
         )
-    for uplink in seen.uplinks:
+    for interface, what in _strangers(seen):
         for pattern in spec.container_interfaces:
-            if fnmatch.fnmatchcase(uplink, pattern):
+            if fnmatch.fnmatchcase(interface, pattern):
                 faults.append(
-                    f"{name}: {uplink} leads out of this host, and firewall.container_interfaces takes {pattern} for a bridge of "
-                    "containers: whoever comes in by it would count as one. Name the bridges of Docker more exactly."
+                    f"{name}: {interface} {what}, and firewall.container_interfaces takes {pattern} for a bridge of "
+                    f"containers: whoever comes in by it would count as one. Rename {interface}, or set "
+                    f"firewall.container_interfaces without {pattern} (with docker0 alone, if need be: containers on bridges "
+                    "that are not named there are not reached and open nothing through this machine)."
                 )
     faults += [
         f"{name}: nftables.service would not load the site's rules in /etc/nftables.conf beside Docker's and these: {why}."
@@ -159,3 +162,15 @@ def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress, site: 
     ]
     if faults:
         raise OperationError(" ".join([*faults, "Nothing was changed."]))
+
+
+def _strangers(seen: Firewall) -> Iterator[tuple[str, str]]:
+    """Interfaces by which others than containers come in, each with what it is."""
+    for uplink in seen.uplinks:
+        yield uplink, "leads out of this host"
+    for interface in seen.others_than_bridges:
+        if interface not in seen.uplinks:
+            yield interface, "is no bridge"
+    for bridge, ports in seen.bridges.items():
+        if ports and bridge not in seen.uplinks:
+            yield bridge, f"has {', '.join(ports)} as a port, which is no container's"

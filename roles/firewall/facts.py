@@ -1,10 +1,11 @@
-"""What this role reads from a node: its table as the kernel has it, other firewalls, and where this run comes from."""
+"""What this role reads from a node: its table as the kernel has it, other firewalls and interfaces, where this run comes from."""
 
 from __future__ import annotations
 
 import base64
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gpuwright.render import static
 from gpuwright.snapshot import Section, register
@@ -16,6 +17,9 @@ from roles.firewall.table import PATH, TABLE, Table, parse
 # this question only: every version prints rules in a form of its own. UFW and firewalld are looked for where they
 # start from and where they are: a unit of ufw is active even while ufw is off. sudo drops SSH_CONNECTION, so it is
 # looked for in the processes above.
+#
+# Of every interface that is a bridge: the ports of it that are no veth. A container has a veth and nothing else; by a
+# card, a bond, a VLAN or a tunnel come others.
 _SCRIPT = rf"""
 put() {{ printf '%s ' "$1"; base64 -w0; echo; }}
 [ -w /etc ] || echo /etc | put read-only
@@ -34,6 +38,16 @@ while [ "${{pid:-0}}" -gt 1 ]; do
 done
 ip -o route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | put uplinks
 ip -o -6 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | put uplinks
+veths=$(ip -o link show type veth | sed 's/^[0-9]*: \([^:@]*\).*/\1/')
+for path in /sys/class/net/*; do
+  if [ ! -d "$path/bridge" ]; then echo "${{path##*/}} -"; continue; fi
+  ports=
+  for port in "$path"/brif/*; do
+    port=${{port##*/}}
+    [ "$port" = '*' ] || printf '%s\n' "$veths" | grep -qxF "$port" || ports="$ports $port"
+  done
+  echo "${{path##*/}}$ports"
+done | put interfaces
 if [ -n "${{found:-}}" ]; then ip -o route get "${{found%% *}}" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p' | put uplinks; fi
 exit 0
 """
@@ -50,6 +64,8 @@ class Firewall:
     ssh_port: int | None  # port that this run's connection came in by
     uplinks: tuple[str, ...]  # interfaces that lead away from the node
     read_only: tuple[str, ...] = ()  # directories that this role writes to and cannot
+    bridges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # to the ports that are no container's
+    others_than_bridges: tuple[str, ...] = ()  # the other interfaces
 
 
 def read(text: str) -> Firewall:
@@ -62,6 +78,7 @@ def read(text: str) -> Firewall:
     client = ipaddress.ip_address(connection[0].partition("%")[0]) if len(connection) == 4 else None
     if isinstance(client, ipaddress.IPv6Address) and client.ipv4_mapped:
         client = client.ipv4_mapped
+    interfaces = [line.split() for answer in said.get("interfaces", []) for line in answer.splitlines()]
     return Firewall(
         live=parse(said.get("live", [""])[0]),
         wanted=parse(said.get("wanted", [""])[0]),
@@ -70,6 +87,8 @@ def read(text: str) -> Firewall:
         ssh_port=int(connection[3]) if client else None,
         read_only=tuple(said.get("read-only", [])),
         uplinks=tuple(dict.fromkeys(name for answer in said.get("uplinks", []) for name in answer.split())),
+        bridges={name: tuple(ports) for name, *ports in interfaces if ports != ["-"]},
+        others_than_bridges=tuple(name for name, *ports in interfaces if ports == ["-"]),
     )
 
 

@@ -352,6 +352,28 @@ def test_the_sites_rules_in_a_table_of_dockers_are_refused_and_both_stay(node):
     assert node.deploy().changed == []
 
 
+def test_an_interface_that_would_pass_for_a_bridge_of_containers_is_refused(node):
+    before = node.sh(TABLE)
+    node.sh("ip link add br-storage type veth peer name storage")
+    try:
+        run = node.run("-y")
+        assert run.status == 1
+        assert (
+            "br-storage is no bridge, and firewall.container_interfaces takes br-* for a bridge of containers"
+            in run.said
+        )
+        assert run.changed == []
+        assert node.sh(TABLE) == before
+        node.node["firewall"]["container_interfaces"] = ["docker0"]
+        dry = node.run("--dry")
+        assert dry.status == 0, dry.said
+        assert dry.changed == [LOAD]
+    finally:
+        node.node["firewall"].pop("container_interfaces", None)
+        node.sh("ip link del br-storage")
+    assert node.run("--dry").changed == []
+
+
 @pytest.mark.parametrize(("package", "on", "off"), [("ufw", "ufw allow ssh; ufw --force enable", "ufw disable"), ("firewalld", "systemctl start firewalld.service", "systemctl disable --now firewalld.service")])  # fmt: skip
 def test_another_firewall_is_refused_before_anything_changes(node, package, on, off):
     node.sh(f"DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends {package} >/dev/null 2>&1", check=False)  # fmt: skip

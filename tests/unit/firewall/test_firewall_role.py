@@ -164,6 +164,8 @@ def test_a_run_that_stays_inside_is_not_refused(client):
         ({"read-only": "/etc"}, "/etc is read-only, so rules would be gone with the next boot; make it writable (mount -o remount,rw /), or leave out 'firewall:'."),
         ({"other": "firewalld"}, "run `systemctl disable --now firewalld.service` and deploy again"),
         ({"uplinks": "eno1 br-lan"}, "br-lan leads out of this host, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one."),
+        ({"interfaces": "lo -\nbr-storage -\ndocker0"}, "br-storage is no bridge, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one. Rename br-storage, or set firewall.container_interfaces without br-* (with docker0 alone, if need be: containers on bridges that are not named there are not reached and open nothing through this machine)."),
+        ({"interfaces": "eno1 -\nbr-0a1b\nbr-storage eno2 bond0.20"}, "br-storage has eno2, bond0.20 as a port, which is no container's, and firewall.container_interfaces takes br-* for a bridge of containers"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_sentence(answers, sentence):
@@ -172,6 +174,18 @@ def test_what_is_refused_is_one_sentence(answers, sentence):
     assert sentence in str(error.value)
     assert str(error.value).startswith("gpu-1: ")
     assert str(error.value).endswith(" Nothing was changed.")
+
+
+def test_bridges_of_containers_and_interfaces_of_other_names_are_not_refused():
+    seen = said(uplinks="eno1", interfaces="lo -\neno1 -\nveth1f -\ndocker0\nbr-0a1b\nlan eno2")
+    assert (seen.bridges["lan"], seen.bridges["docker0"]) == (("eno2",), ())
+    role.refuse("gpu-1", seen, SPEC, PORTS)
+
+
+def test_a_bridge_out_of_the_host_is_named_once():
+    with pytest.raises(OperationError) as error:
+        role.refuse("gpu-1", said(uplinks="br-lan", interfaces="br-lan eno2"), SPEC, PORTS)
+    assert str(error.value).count("would count as one") == 1
 
 
 def test_rules_of_the_site_in_a_table_of_dockers_are_refused():
