@@ -454,13 +454,77 @@ def test_the_role_goes_and_the_neighbour_rule_is_there_before(node, attacker):
 # --- with an engine and a gateway ------------------------------------------------------------------------------------
 
 
+# Started by hand beside an engine, as their users type it; and two programs that send back what comes by UDP.
+BESIDE = r"""
+set -e
+docker network create --ipv6 --subnet fd00:6::/64 six >/dev/null
+serve='trap "exit 0" TERM; httpd -f -p 8000 -h /www & wait'
+docker run -d --restart=always --name plain -p 8000:8000 probe:1 /bin/sh -c "$serve" >/dev/null
+docker run -d --restart=always --name open -p 0.0.0.0:8001:8000 probe:1 /bin/sh -c "$serve" >/dev/null
+docker run -d --restart=always --name six --network six -p '[::]:8002:8000' probe:1 /bin/sh -c "$serve" >/dev/null
+cat >/etc/systemd/system/echo@.service <<'UNIT'
+[Service]
+ExecStart=/usr/bin/perl /root/echo.pl %i
+[Install]
+WantedBy=multi-user.target
+UNIT
+cat >/root/echo.pl <<'PERL'
+use Socket qw(:all);
+socket(my $s, AF_INET6, SOCK_DGRAM, 0) or die $!;
+setsockopt($s, IPPROTO_IPV6, IPV6_V6ONLY, pack("i", 0)) or die $!;
+bind($s, pack_sockaddr_in6($ARGV[0], IN6ADDR_ANY)) or die $!;
+while (my $from = recv($s, my $said, 1500, 0)) { send($s, $said, 0, $from) }
+PERL
+systemctl daemon-reload
+systemctl enable -q --now echo@8005.service echo@8006.service
+"""
+
+ASK_UDP = """
+import json, socket, sys
+
+def answers(address, port):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(1)
+        s.connect((address, port))
+        for _ in range(3):
+            try:
+                s.send(b"hello")
+                if s.recv(99) == b"hello":
+                    return True
+            except OSError:
+                pass
+    return False
+
+ports = [int(port) for port in sys.argv[1].split(",")]
+print(json.dumps([[port for port in ports if answers(address, port)] for address in sys.argv[2:]]))
+"""
+
+
+def answered_by_udp(node: Trial) -> list[list[int]]:
+    """Which of the two programs answers the neighbour: over IPv4, over IPv6."""
+    command = [sys.executable, "-c", ASK_UDP, "8005,8006"]
+    done = lab.neighbour().run(*command, node.host.address, node.host.address6, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+def beside_is_up(node: Trial) -> None:
+    """Whoever is on the node reaches them, so what is not reached from outside is not simply down."""
+    asked = ("curl -s -m 2 http://127.0.0.1:8000/", "curl -s -m 2 http://127.0.0.1:8001/", "docker exec six /bin/busybox wget -q -O - http://127.0.0.1:8000/")  # fmt: skip
+    for command in asked:
+        node.sh(f"timeout 60 sh -c 'until [ \"$({command})\" = hello ]; do sleep 0.2; done'")
+    node.sh("systemctl is-active -q echo@8005.service echo@8006.service")
+
+
 def test_engine_and_gateway_serve_before_during_and_after(tmp_path):
-    """A firewall on a node that serves: no answer is lost, and from outside there is ssh, the gateway and nothing else."""
+    """A firewall on a node that serves, with containers started by hand: no answer is lost, and from outside there is ssh, the
+    gateway, the one UDP port that the node file opens, and nothing else.
+    """
     site = fleet.boot(["fw-site"], tmp_path)
     [host] = site.hosts
     listen = [{"address": "0.0.0.0", "port": 443}, {"address": "::", "port": 443}]
-    site.set(host.name, gateway__listen=listen)
+    site.set(host.name, gateway__listen=listen, containers__daemon=DOCKER["daemon"])
     node = Trial(host, tmp_path, {})
+    echo = {"port": 8005, "protocol": "udp", "networks": networks(node), "reason": "a program that answers by UDP"}
     question = {"model": "lab", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
     answers: list[object] = []
     over = threading.Event()
@@ -477,14 +541,25 @@ def test_engine_and_gateway_serve_before_during_and_after(tmp_path):
 
     try:
         site.deploy()
+        host.run(IMAGE, timeout=300)
+        host.run(BESIDE)
+        beside_is_up(node)
+        # What the firewall is to shut.
+        assert reached(node) == [[8001], [8002]]
+        assert answered_by_udp(node) == [[8005, 8006], [8005, 8006]]
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            site.set(host.name, firewall__ssh=networks(node), firewall__gateway=["0.0.0.0/0", "::/0"])
+            site.set(
+                host.name, firewall__ssh=networks(node), firewall__gateway=["0.0.0.0/0", "::/0"], firewall__ports=[echo]
+            )
             first = site.deploy()
             assert LOAD in first.all_changed
-            node.sh("systemctl restart docker.service")
-            assert scan(node) == [[22, 443], [22, 443]]
+            for then in ("true", "systemctl restart docker.service"):
+                node.sh(then)
+                beside_is_up(node)
+                assert scan(node) == [[22, 443], [22, 443]], then
+                assert answered_by_udp(node) == [[8005], [8005]], then
             assert site.deploy().all_changed == []
         finally:
             over.set()
@@ -492,6 +567,7 @@ def test_engine_and_gateway_serve_before_during_and_after(tmp_path):
         assert len(answers) > 20
         assert set(answers) == {200}
         host.reboot()
+        beside_is_up(node)
         assert scan(node) == [[22, 443], [22, 443]]
         deadline = time.monotonic() + 120
         with site.client(host) as client:
