@@ -300,6 +300,27 @@ def test_the_host_goes_down_while_the_guard_is_armed(node, way):
     assert "the node went down before a new connection was confirmed" in said
 
 
+def test_what_could_not_be_put_back_at_boot_is_tried_again(node):
+    """A reboot takes the timer along: what fails then is left to the service, which must not keep sshd waiting."""
+    node.console(
+        "echo old >/etc/kept; printf 'path\\t/etc/kept\\n' | /usr/local/lib/gpuwright/guard arm one 300 trial x@y"
+    )
+    assert node.console("ls -d /var/lib/gpuwright/guard/armed")
+    node.console("rm /etc/kept; mkdir /etc/kept")
+    node.host.reboot()
+    assert node.may_log_in()
+    status, said = node.run("LogLevel DEBUG\n")
+    assert status != 0
+    assert "is overdue and cannot be put back: x@y for role trial" in said and "Nothing was changed" in said
+    assert node.content() == KEPT
+    node.console("rmdir /etc/kept")
+    node.wait_for("ls -d /var/lib/gpuwright/guard/fired.restart 2>/dev/null", 60)
+    assert node.console("cat /etc/kept") == "old"
+    node.is_old(within=5)
+    assert "the node went down before a new connection was confirmed" in node.run()[1]
+    node.console("rm /etc/kept")
+
+
 def test_a_full_disk_stops_it_before_the_change(node):
     node.console(
         "mkdir -p /run/kept; cp -a /var/lib/gpuwright/. /run/kept/; mount -t tmpfs -o size=64k,mode=0700 none /var/lib/gpuwright;"

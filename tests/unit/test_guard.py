@@ -117,12 +117,22 @@ class Sandbox:
     def arm(self, **options):
         return self.guard("arm", "one", "60", "trial", "somebody@somewhere", stdin=self.undo.lines(), **options)
 
-    def deadline(self, **options):
-        """What the timer runs, when the guard's time is up."""
+    def late(self) -> None:
+        """The guard's time is up."""
         about = self.root / "state/guard/armed/about"
         if about.exists():
             text = about.read_text()
             about.write_text(re.sub(r"uptime=(\d+)", lambda found: f"uptime={int(found[1]) - 61}", text))
+
+    def reboot(self, uptime: str = "99999999") -> None:
+        """The machine was started anew since the guard was armed, then `uptime` seconds old."""
+        about = self.root / "state/guard/armed/about"
+        text = re.sub(r"boot=.*", "boot=00000000-0000-0000-0000-000000000000", about.read_text())
+        about.write_text(re.sub(r"uptime=.*", f"uptime={uptime}", text))
+
+    def deadline(self, **options):
+        """What the timer runs, when the guard's time is up."""
+        self.late()
         return self.guard("restore", "deadline", **options)
 
     @property
@@ -189,6 +199,7 @@ def test_while_the_machine_boots_only_files_are_put_back(sandbox):
     sandbox.arm()
     sandbox.change()
     (sandbox.root / "running").write_text("initializing\n")
+    sandbox.reboot()
     assert sandbox.guard("restore", "deadline").returncode == 0
     assert sandbox.is_old
     assert not (sandbox.root / "etc/told").exists(), "telling sshd would wait for sshd, which waits for us"
@@ -210,6 +221,68 @@ def test_a_second_run_is_told_who_the_first_is(sandbox):
     assert "another run is changing who may reach this machine: somebody@somewhere for role trial" in done.stderr
     assert "Nothing was changed" in done.stderr
     assert sandbox.guard("run", "one", "true").returncode == 0, "the first one's is still armed"
+
+
+BEFORE, SINCE = "99999999", "0"
+"""Uptime when it was armed: seen from this boot it is never over, or long ago."""
+
+
+@pytest.mark.parametrize("uptime", [BEFORE, "now", SINCE])
+def test_what_was_armed_before_a_reboot_is_overdue_whatever_uptime_says(sandbox, uptime):
+    """A restore that failed while the node booted is tried again when it runs, at any second of its new uptime."""
+    sandbox.arm()
+    sandbox.change()
+    sandbox.reboot(Path("/proc/uptime").read_text().partition(".")[0] if uptime == "now" else uptime)
+    assert sandbox.guard("run", "one", "touch", "/var/lib/target/step").returncode == 77
+    assert sandbox.guard("restore", "deadline").returncode == 0
+    assert sandbox.is_old and not sandbox.armed
+    assert (sandbox.root / "etc/told").exists(), "the node runs: what reads the files is told"
+    assert (sandbox.root / "state/guard/fired.restart").is_dir()
+
+
+@pytest.mark.parametrize("how", ["late", "reboot"])
+def test_a_run_that_finds_an_overdue_guard_puts_the_old_state_back_and_ends(sandbox, how):
+    sandbox.arm()
+    sandbox.change()
+    getattr(sandbox, how)()
+    done = sandbox.guard("arm", "two", "60", "other", "else@where", stdin=sandbox.undo.lines())
+    assert done.returncode == 75
+    assert "was overdue: somebody@somewhere for role trial. Its old state has been put back only now" in done.stderr
+    assert " s ago" not in done.stderr
+    assert sandbox.is_old and not sandbox.armed and sandbox.copies == []
+    [said] = guard.GUARDS.parse(sandbox.guard("status").stdout)
+    assert said.state == {"late": "fired.deadline", "reboot": "fired.restart"}[how]
+    assert sandbox.guard("arm", "two", "60", "other", "else@where", stdin=sandbox.undo.lines()).returncode == 0
+
+
+def test_what_cannot_be_put_back_is_named_and_tried_again(sandbox):
+    sandbox.arm()
+    sandbox.change()
+    there = sandbox.root / "etc/there"
+    there.unlink()
+    there.mkdir()
+    sandbox.reboot()
+    done = sandbox.guard("restore", "deadline")
+    assert done.returncode != 0, "systemd starts the service again when it fails"
+    assert "not everything could be put back; trying again in 10 s" in done.stderr
+    (sandbox.root / "calls").unlink()
+    done = sandbox.guard("arm", "two", "60", "other", "else@where", stdin=sandbox.undo.lines())
+    assert done.returncode == 75
+    assert "overdue and cannot be put back: somebody@somewhere for role trial" in done.stderr
+    assert "Nothing was changed" in done.stderr
+    assert "systemctl start --no-block gpuwright-guard.service" in (sandbox.root / "calls").read_text().splitlines()
+    there.rmdir()
+    assert sandbox.guard("restore", "deadline").returncode == 0
+    assert sandbox.is_old and not sandbox.armed and sandbox.copies == []
+
+
+def test_its_service_tries_again_for_as_long_as_it_fails():
+    """After a reboot there is no timer any more."""
+    [unit] = [file.data.decode() for file in guard.files() if file.path.endswith(".service")]
+    general, service = unit.split("[Service]\n")
+    assert {"Restart=on-failure", "RestartSec=10"} <= set(service.splitlines())
+    assert "StartLimitIntervalSec=0" in general.splitlines()
+    assert "RestartMode" not in unit, "a start that failed has to end, or sshd would wait for it at boot"
 
 
 def test_steps_run_only_while_armed_and_in_time(sandbox):
