@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import socket
 from typing import Any
@@ -44,6 +45,20 @@ def tune(host: Any) -> bool:
     """Tune the host's present connection. True when the option is set."""
     client = getattr(getattr(host, "connector", None), "client", None)
     return client is not None and without_delay(client.get_transport())
+
+
+def account(host: Any) -> str | None:
+    """The account of the node that the run is logged in as; None when nothing says so.
+
+    The connection is asked first: ssh_user may be left out, and then ssh's own configuration decides. At @local the run
+    is a process of this very account.
+    """
+    if host.name == "@local":
+        return getpass.getuser()
+    client = getattr(getattr(host, "connector", None), "client", None)
+    transport = client.get_transport() if client is not None else None
+    name: str | None = transport.get_username() if transport is not None else None
+    return name or host.data.get("ssh_user") or None
 
 
 def keep_tuned(state: Any, host: Any) -> None:

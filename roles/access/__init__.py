@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from pyinfra import logger
-from pyinfra.api import OperationError, deploy
+from pyinfra.api import Host, OperationError, deploy
 from pyinfra.context import ctx_host
 
-from gpuwright import guard, ownership, snapshot
+from gpuwright import connect, guard, ownership, snapshot
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned
 from gpuwright.packages import installed
@@ -55,6 +55,8 @@ fi
 def access(spec: AccessSpec, profile: Profile, audit_script: bytes, guarded: int) -> None:
     """Accounts, keys, sudo and sshd; what could lock anybody out stays only if a new connection proves that it does not.
 
+    Accounts that the node file no longer names are locked after that, but for the one that the run is logged in as.
+
     + spec: the role's settings
     + profile: how far the node is hardened
     + audit_script: what the audit asks as root, as one script
@@ -92,7 +94,9 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes, guarded: int
         seconds=guarded,
     )
     operations.effective(name="Ask sshd what it would do for every login account")
-    ownership.retire(ROLE, keep=[*claims, *recorded, *(Owned("account", user) for user in people)])
+    # Not guarded: a locked account cannot prove anything any more. The run's own stays, whatever let it in.
+    own = spared(host, [thing for thing in ownership.recorded_of(host, ROLE) if thing.name not in people])
+    ownership.retire(ROLE, keep=[*claims, *recorded, *own, *(Owned("account", user) for user in people)])
 
 
 @deploy("Access")
@@ -106,8 +110,8 @@ def access_retired(guarded: int) -> None:
     if not things:
         return
     files = [thing for thing in things if thing.kind != "account"]
-    own = host.data.get("ssh_user")
-    accounts = [thing for thing in things if thing.kind == "account" and thing.name != own]
+    own = spared(host, things)
+    accounts = [thing for thing in things if thing.kind == "account" and thing not in own]
     if files:
         guard.retire(
             name=f"Remove from {host.name} what role {ROLE} put there: {', '.join(map(str, files))}",
@@ -119,6 +123,21 @@ def access_retired(guarded: int) -> None:
         )
     if accounts:
         ownership.retire(ROLE, keep=[thing for thing in things if thing not in accounts])
+
+
+def spared(host: Host, leaving: Sequence[Owned]) -> list[Owned]:
+    """Of the accounts that are to be locked: the one that this run is logged in as, which says so."""
+    own = connect.account(host)
+    found = [thing for thing in leaving if thing.kind == "account" and thing.name == own]
+    if found:
+        logger.warning(
+            f"{host.print_prefix}account {own} is not locked, because this run is logged in as it; deploy once as another"
+        )
+    if own is None and any(thing.kind == "account" for thing in leaving):
+        raise OperationError(
+            f"{host.name}: accounts are to be locked, and nothing says which one this run is logged in as; name it (ssh_user)"
+        )
+    return found
 
 
 def refuse(name: str, seen: Ssh) -> None:

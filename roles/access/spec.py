@@ -56,7 +56,8 @@ class Deviation(Strict):
 
 
 class AccessSpec(Strict):
-    """Who may log in over SSH and become root. Everything here takes effect under the lock-out guard."""
+    """Who may log in over SSH and become root. Keys, sudo and sshd change under the lock-out guard; accounts that are no longer
+    named are locked after its proof, but for the one that the run is logged in as."""
 
     users: dict[Account, User] = Field(
         min_length=1, description="accounts by name; root is one, too, while the profile lets it in"

@@ -399,6 +399,32 @@ def test_the_role_does_not_go_while_the_run_depends_on_it(node):
     node.deploy()
 
 
+def test_the_account_of_the_run_is_not_locked_whatever_let_it_in(node):
+    """With a key in its home and a file of the site's it proves the change, although the node file no longer names it."""
+    users = node.node["access"]["users"]
+    node.node |= {"hardening": "baseline"}
+    public = node.host.ssh_key.with_suffix(".pub").read_text().strip()
+    console(
+        node,
+        f"install -d -o deploy -g deploy -m 700 ~deploy/.ssh; echo '{public}' >~deploy/.ssh/authorized_keys;"
+        "chown deploy: ~deploy/.ssh/authorized_keys; echo 'deploy ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/site",
+    )
+    deploy = users.pop("deploy")
+    users["alice"]["sudo"] = "all"
+    try:
+        run = node.deploy()
+        assert "account deploy is not locked, because this run is logged in as it" in run.said
+        assert console(node, "ls /etc/ssh/authorized_keys.d/deploy 2>/dev/null") == ""
+        assert login(node, "deploy", "sudo -n true").returncode == 0
+        assert node.deploy().changed == []
+    finally:
+        users["deploy"] = deploy
+        del users["alice"]["sudo"]
+        node.deploy()
+        console(node, "rm -rf /etc/sudoers.d/site ~deploy/.ssh")
+    assert node.deploy().changed == []
+
+
 def test_the_role_goes_when_somebody_else_deploys(node):
     node.node |= {"hardening": "baseline"}
     node.deploy()
