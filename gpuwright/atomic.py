@@ -58,7 +58,10 @@ class File:
 
 @dataclass(frozen=True)
 class Validate:
-    """A shell command run in the staging directory, where the files lie under ``./<full path>``. Non-zero refuses the set."""
+    """A shell command run in the staging directory, where the files lie under ``./<full path>``. Non-zero refuses the set.
+
+    Lines of it that begin with ``note: `` are passed on where it agrees.
+    """
 
     command: str
 
@@ -104,6 +107,7 @@ while IFS= read -r command; do
     tail -n 20 "$stage/validator" >&2
     exit 65
   fi
+  grep '^note: ' "$stage/validator" >&2 || true
 done <"$stage/validators"
 
 # Recorded before it exists, so that a killed run leaves nothing unrecorded.

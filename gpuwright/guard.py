@@ -222,6 +222,9 @@ class _Attempt:
             done, said = self._here(StringCommand(PROGRAM, "run", self.id, *step.bits), **step.connector_arguments)
             if not done:
                 return False, said
+            for line in said.stderr.splitlines():
+                if line.startswith("note: "):
+                    logger.info(f"{self.host.print_prefix}{line.removeprefix('note: ')}")
         return True, said
 
     def _withdraw(self) -> None:

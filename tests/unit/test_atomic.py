@@ -166,6 +166,11 @@ def test_a_refusal_writes_nothing(sandbox):
     assert (sandbox.root / "etc/a.conf").read_bytes() == b"old a\n"
 
 
+def test_what_a_validator_notes_is_passed_on_where_it_agrees(sandbox):
+    done = sandbox.write(NEW, validate=[Validate("echo 'note: half of it was looked at'; echo and so on")])
+    assert (done.returncode, done.stderr) == (0, "note: half of it was looked at\n")
+
+
 def test_validators_see_the_whole_set_under_full_names(sandbox):
     done = sandbox.write(NEW, change=NEW[:1], validate=[Validate("grep -q new ./var/lib/target/key")])
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,11 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyinfra.api import StringCommand
+from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from gpuwright import guard
 from gpuwright.guard import Undo
@@ -354,6 +357,16 @@ def test_killed_while_disarming_it_is_still_armed_or_the_new_state_stays(sandbox
             break
         kills += 1
     assert kills > 4
+
+
+def test_what_a_step_notes_is_said(monkeypatch):
+    noted: list[str] = []
+    output = CommandOutput([OutputLine("stderr", "note: half of it was looked at"), OutputLine("stderr", "and so on")])
+    host = SimpleNamespace(print_prefix="", connector_data={}, run_shell_command=lambda *_, **__: (True, output))
+    attempt = guard._Attempt(guard.Guarded("trial", [StringCommand("true")], Undo()), None, host, {})
+    monkeypatch.setattr(guard.logger, "info", noted.append)
+    assert attempt._change()[0]
+    assert noted == ["half of it was looked at"]
 
 
 def test_links_are_kept_as_links(sandbox):
