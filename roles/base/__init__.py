@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from pyinfra import logger
@@ -19,7 +21,7 @@ from gpuwright.render import static, template
 from gpuwright.spec.base import Profile
 from gpuwright.units import enabled, running
 from roles.base import auditing, hardening, operations
-from roles.base.facts import JOURNAL, RUNNING
+from roles.base.facts import JOURNAL, RUNNING, TIMEKEEPERS
 from roles.base.spec import BaseSpec, Weekday
 
 ROLE = "base"
@@ -34,8 +36,13 @@ PACKAGES = (
     "procps",  # free, ps: memory and processes in pre-flight
 )
 
-# Any of these keeps time already; systemd-timesyncd conflicts with them and apt would remove them for it.
-TIME_DAEMONS = ("chrony", "ntpsec", "ntp", "openntpd")
+# Package to unit. Any of these stays: systemd-timesyncd conflicts with them and apt would remove them for it.
+TIME_DAEMONS = {
+    "chrony": "chrony.service",
+    "ntpsec": "ntpsec.service",
+    "ntp": "ntp.service",
+    "openntpd": "openntpd.service",
+}
 
 # Security updates by their origin; one that a distribution does not have matches nothing. The pattern of Debian's own
 # 50unattended-upgrades also takes point releases. Suites: wiki.debian.org/UnattendedUpgrades, ubuntu.com/security/esm.
@@ -67,10 +74,13 @@ def base(spec: BaseSpec, profile: Profile) -> None:
     host = ctx_host.get()
     seen = snapshot.read(host)
     present = seen.read(snapshot.PACKAGES)
-    timekeeper = next((name for name in TIME_DAEMONS if name in present), None)
-    ours = spec.time_sync and timekeeper is None
-    if spec.time_sync and timekeeper:
-        logger.info(f"{host.print_prefix}time: {timekeeper} keeps it already; systemd-timesyncd is not installed")
+    container = seen.read(snapshot.SYSTEM).is_container
+    time = timekeeping(spec, present, seen.read(TIMEKEEPERS), container)
+    ours = time.ours
+    if time.note:
+        logger.info(f"{host.print_prefix}time: {time.note}")
+    if time.warning:
+        logger.warning(f"{host.print_prefix}time: {time.warning}")
 
     wanted, recorder = drop_ins(spec, timesyncd=ours), recorder_files()
     files(name="Install the lock-out guard", role=ROLE, files=guard.files())
@@ -96,7 +106,6 @@ def base(spec: BaseSpec, profile: Profile) -> None:
     )
     if "core-dumps" not in spec.deviations:
         operations.core_limit(name="Start services without leave to dump core")
-    container = seen.read(snapshot.SYSTEM).is_container
     if hardens(spec, profile, "apparmor") and container:
         logger.info(f"{host.print_prefix}AppArmor: not applicable, the host is a container and has its machine's")
     elif hardens(spec, profile, "apparmor"):
@@ -106,8 +115,47 @@ def base(spec: BaseSpec, profile: Profile) -> None:
         logger.info(f"{host.print_prefix}time: not applicable, the host is a container and has its machine's clock")
     elif ours:
         running(name="Run systemd-timesyncd", units=[TIMESYNCD])
+    elif time.start:
+        running(name=f"Run {time.start}, which is installed while nothing keeps the time", units=[time.start])
     audit = () if container else auditing.own_files(spec, profile)
     retire(ROLE, keep=[file.owned for file in (*wanted, *recorder, *audit, *guard.files())])
+
+
+@dataclass(frozen=True)
+class Timekeeping:
+    """Who keeps the time: our systemd-timesyncd, or a daemon of the site; what to start, and what to say."""
+
+    ours: bool
+    start: str | None = None  # a unit of the site's, where nothing keeps the time
+    note: str = ""
+    warning: str = ""
+
+
+def timekeeping(spec: BaseSpec, present: Collection[str], keeping: Sequence[str], container: bool) -> Timekeeping:
+    """One daemon keeps the time, and none of the site's is ever stopped for that.
+
+    + present: installed packages
+    + keeping: units of time daemons that are enabled or run
+    + container: the clock is its machine's, so nothing is started
+    """
+    warning = ""
+    if len(keeping) > 1:
+        warning = (
+            f"{' and '.join(keeping)} pull the clock to and fro; keep one: systemctl disable --now the others. "
+            "This run stops none of them"
+        )
+    package = next((name for name in TIME_DAEMONS if name in present), None)
+    theirs = [unit for unit in keeping if unit != TIMESYNCD]
+    if not spec.time_sync:
+        return Timekeeping(ours=False, warning=warning)
+    if theirs or package:
+        name = package or theirs[0]
+        if keeping:
+            return Timekeeping(False, None, f"{name} keeps it already; systemd-timesyncd is not installed", warning)
+        if container:
+            return Timekeeping(False, None, f"{name} is installed; the host is a container and has its machine's clock")
+        return Timekeeping(False, TIME_DAEMONS[name], f"{name} is installed and keeps nothing; this run enables it")
+    return Timekeeping(ours=True)
 
 
 def apparmor(seen: snapshot.Snapshot) -> None:

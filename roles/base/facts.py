@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuwright.snapshot import Section, register
@@ -36,6 +37,26 @@ exit 0
 """,
         parse,
     )
+)
+
+
+# By unit, so that a daemon with two names is one.
+TIMEKEEPERS_SCRIPT = r"""
+systemctl show --property=Id,LoadState,ActiveState,UnitFileState systemd-timesyncd.service chrony.service chronyd.service \
+  ntp.service ntpd.service ntpsec.service openntpd.service |
+  awk -F= '$1 != "" {value[$1] = $2} $0 == "" || $1 == "UnitFileState" {if (value["Id"] != "") print value["Id"], value["LoadState"], value["ActiveState"], value["UnitFileState"]; if ($0 == "") delete value}' |
+  sort -u
+"""
+
+
+def keeping(lines: Iterable[str]) -> list[str]:
+    """Of the daemons that keep the time: the units that do now, or will from the next boot on."""
+    rows = [line.split() for line in lines]
+    return sorted({row[0] for row in rows if row[1] == "loaded" and (row[2] == "active" or "enabled" in row[3:])})
+
+
+TIMEKEEPERS = register(
+    Section("timekeepers", TIMEKEEPERS_SCRIPT, lambda text: tuple(keeping(text.splitlines()))),
 )
 
 

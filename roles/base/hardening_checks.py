@@ -8,7 +8,7 @@ from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Verdict, judged, not_applicable, waived, without
 from gpuwright.snapshot import SYSTEM, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
-from roles.base import RECORDER, SECURITY_ORIGINS, day_numbers, hardening
+from roles.base import RECORDER, SECURITY_ORIGINS, day_numbers, facts, hardening
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
@@ -29,17 +29,7 @@ exit 0
     str.splitlines,
 )
 
-# By unit, so that a daemon with two names is one.
-TIMEKEEPERS = Section(
-    "audit-base-timekeepers",
-    r"""
-systemctl show --property=Id,LoadState,ActiveState,UnitFileState systemd-timesyncd.service chrony.service chronyd.service \
-  ntp.service ntpd.service ntpsec.service openntpd.service |
-  awk -F= '$1 != "" {value[$1] = $2} $0 == "" || $1 == "UnitFileState" {if (value["Id"] != "") print value["Id"], value["LoadState"], value["ActiveState"], value["UnitFileState"]; if ($0 == "") delete value}' |
-  sort -u
-""",
-    str.splitlines,
-)
+TIMEKEEPERS = Section("audit-base-timekeepers", facts.TIMEKEEPERS_SCRIPT, str.splitlines)
 
 # The limit of this very question is that of a login. systemd's own merged view of the drop-ins says what happens to a dump.
 CORES = Section(
@@ -98,9 +88,8 @@ def _faults_kept(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _one_timekeeper(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    rows = [line.split() for line in seen.read(TIMEKEEPERS)]
+    keeping = facts.keeping(seen.read(TIMEKEEPERS))
     system = seen.read(SYSTEM)
-    keeping = sorted({row[0] for row in rows if row[1] == "loaded" and (row[2] == "active" or "enabled" in row[3:])})
     few = 0 if system.is_container or not spec.base.time_sync else 1
     return judged(
         few <= len(keeping) <= 1,

@@ -95,6 +95,20 @@ def test_a_time_daemon_of_the_site_stays(node):
     assert "install ok installed" in node.sh("dpkg -s chrony")
 
 
+def test_two_time_daemons_are_named_and_left_alone(node):
+    unit = "/etc/systemd/system/ntpd.service"
+    node.sh(f"printf '[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n' >{unit}")
+    node.sh("systemctl enable -q ntpd.service chrony.service")
+    try:
+        run = node.deploy()
+        assert "chrony.service and ntpd.service pull the clock to and fro" in run.said
+        assert run.changed == []
+        assert node.sh("systemctl is-enabled ntpd.service chrony.service").split() == ["enabled", "enabled"]
+    finally:
+        node.sh(f"systemctl disable -q ntpd.service; rm {unit}; systemctl daemon-reload")
+    assert "pull the clock" not in node.deploy().said
+
+
 def kernel_says(node: Trial, *messages: str) -> None:
     """A lab host has no kernel log: systemd's own journal-remote writes a journal file with what a kernel would have said."""
     entry = (

@@ -112,6 +112,45 @@ def test_time_servers_of_a_site():
 
 
 @pytest.mark.parametrize(
+    ("present", "keeping", "ours", "start"),
+    [
+        ((), (), True, None),
+        ((), ("systemd-timesyncd.service",), True, None),
+        (("chrony",), ("chrony.service",), False, None),
+        (("chrony",), (), False, "chrony.service"),  # installed and disabled: nobody keeps the time
+        (("openntpd",), (), False, "openntpd.service"),
+        ((), ("ntpd.service",), False, None),  # of no package that is known here
+        (("chrony",), ("systemd-timesyncd.service",), False, None),
+    ],
+)
+def test_one_daemon_keeps_the_time(present, keeping, ours, start):
+    found = role.timekeeping(BaseSpec(), present, keeping, container=False)
+    assert (found.ours, found.start, found.warning) == (ours, start, "")
+    off = role.timekeeping(BaseSpec(time_sync=False), present, keeping, container=False)
+    assert (off.ours, off.start) == (False, None)
+    assert role.timekeeping(BaseSpec(), present, keeping, container=True).start is None
+
+
+@pytest.mark.parametrize("time_sync", [True, False])
+def test_two_daemons_that_keep_the_time_are_named_and_left_alone(time_sync):
+    both = ("chrony.service", "ntpd.service")
+    found = role.timekeeping(BaseSpec(time_sync=time_sync), ("chrony",), both, container=False)
+    assert "chrony.service and ntpd.service pull the clock to and fro" in found.warning
+    assert (found.ours, found.start) == (False, None)
+
+
+def test_a_daemon_counts_that_runs_or_is_enabled_and_no_other():
+    lines = [
+        "chrony.service loaded inactive disabled",
+        "ntp.service not-found inactive ",
+        "ntpsec.service masked inactive masked",
+        "openntpd.service loaded inactive enabled",
+        "systemd-timesyncd.service loaded active disabled",
+    ]
+    assert facts.keeping(lines) == ["openntpd.service", "systemd-timesyncd.service"]
+
+
+@pytest.mark.parametrize(
     ("answer", "stale"),
     [
         ("PERSISTENT=yes\nMAX_USE=2147483648\n", []),
