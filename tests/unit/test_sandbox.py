@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,20 @@ UNITS = [
 ]
 UNITS = [path for path in UNITS if path.is_file()]
 KEYS = tuple(sandbox.BASE)
+
+
+def test_every_unit_that_we_ship_has_a_row_on_the_page_and_every_row_a_unit():
+    rows = [name for name, _ in runpy.run_path(str(REPOSITORY / "tests/lab/exposure.py"))["ROWS"]]
+    shipped = []
+    for path in UNITS:
+        name = path.name.removesuffix(".j2")
+        # one of each kind for every engine, image and model
+        shipped.append(
+            name if name.startswith("gpuwright-") else f"gpuwright-{name.removesuffix('.service')}-NAME.service"
+        )
+    assert sorted(rows) == sorted(shipped)
+
+
 EVERY = [
     sandbox.guard(),
     sandbox.firewall(),
