@@ -61,7 +61,10 @@ KEYS = Section(
     "audit-access-keys",
     r"""
 getent passwd | awk -F: '$7 !~ /(nologin|false|sync|shutdown|halt)$/ {print $1 " " $6}' | head -n 200 | while read -r user home; do
-  for file in $(/usr/sbin/sshd -T -C "user=$user,host=localhost,addr=127.0.0.1" | sed -n 's/^authorizedkeysfile //p'); do
+  said=$(/usr/sbin/sshd -T -C "user=$user,host=localhost,addr=127.0.0.1")
+  # Whoever is certified by one of these is let in, too.
+  printf '%s\n' "$said" | sed -n 's/^trustedusercakeys //p' | grep -vx none | sed 's/^/authority /'
+  for file in $(printf '%s\n' "$said" | sed -n 's/^authorizedkeysfile //p'); do
     file=$(printf '%s' "$file" | sed "s|%u|$user|g; s|%h|$home|g; s|^\([^/]\)|$home/\1|")
     [ -e "$file" ] || continue
     ssh-keygen -l -f "$file" | awk -v user="$user" -v file="$file" '{print "key " user " " $2 " " file}'
@@ -309,7 +312,11 @@ def _authorized(seen: Snapshot, spec: NodeSpec) -> Verdict:
         faults += [f"{name} could also use {extra}" for extra in sorted(found.get(name, set()) - wanted)]
         faults += [f"{name} lacks {missing}" for missing in sorted(wanted - found.get(name, set()))]
     count = sum(len(known) for name, known in found.items() if name in users)
-    return without(faults, "exactly the keys of the node file", f"{count} keys of {len(users)} accounts")
+    deviation = _access(spec).deviations.get("TrustedUserCAKeys")
+    known = deviation.value if deviation else "none"
+    faults += [f"whoever {file} certifies could be any of them" for file in sorted(set(_after("authority", seen.read(KEYS)))) if known not in (None, file)]  # fmt: skip
+    verdict = without(faults, "exactly the keys of the node file", f"{count} keys of {len(users)} accounts")
+    return _waived(spec, ["TrustedUserCAKeys"], verdict)
 
 
 def _accounts(seen: Snapshot, spec: NodeSpec) -> Verdict:
@@ -471,6 +478,7 @@ CONTROLS: tuple[Control, ...] = (
             "GSSAPIAuthentication",
             "StrictModes",
             "AuthorizedKeysCommand",
+            "TrustedUserCAKeys",
         ),
         remedy=f"{_DEPLOY} (access.deviations)",
         risk="logins by Kerberos or by keys from a directory service end",

@@ -88,6 +88,12 @@ KEYWORDS: tuple[Keyword, ...] = (
         "logins by Kerberos",
         ("5.1.9",),
     ),
+    Keyword(
+        "TrustedUserCAKeys",
+        (None, "none", "none"),
+        "whoever has that key makes logins for every account",
+        "logins by certificate: a deviation names the authority's file",
+    ),
     Keyword("StrictModes", _all("yes"), "keys that others can write are not the user's", "nothing", in_match=False),
     Keyword("X11Forwarding", _all("no"), "a server has no windows", "ssh -X"),
     Keyword("LogLevel", _all("VERBOSE"), "the log names the key that logged in", "nothing", ("5.1.14",)),

@@ -8,7 +8,7 @@ from gpuwright.audit.control import Outcome
 from gpuwright.audit.judge import judge
 from gpuwright.snapshot import Snapshot
 from gpuwright.spec.node import NodeSpec
-from roles.access import checks
+from roles.access import checks, keys
 
 REASON = "until the tokens arrive in March"
 KEY = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 42}B alice"
@@ -61,6 +61,19 @@ def test_a_password_user_is_waived_and_nobody_else():
         judged("GPW-ACCS-002", said(passwordauthentication="yes", **no), password_users={"bob": REASON})[0]
         is Outcome.FAIL
     )
+
+
+def test_an_authority_is_a_key_that_opens_accounts_and_needs_a_reason():
+    key = f"key alice {keys.parse(KEY).fingerprint} /etc/ssh/authorized_keys.d/alice\n"
+    authority = f"{key}authority /etc/ssh/ca.pub\n"
+    assert judged("GPW-ACCS-014", key, "baseline")[0] is Outcome.PASS
+    outcome, actual = judged("GPW-ACCS-014", authority, "baseline")
+    assert (outcome, actual) == (Outcome.FAIL, "whoever /etc/ssh/ca.pub certifies could be any of them")
+    deviations = {"TrustedUserCAKeys": {"value": "/etc/ssh/ca.pub", "reason": REASON}}
+    outcome, actual = judged("GPW-ACCS-014", authority, deviations=deviations)
+    assert (outcome, actual) == (Outcome.WAIVED, f"TrustedUserCAKeys /etc/ssh/ca.pub: {REASON}")
+    other = authority.replace("ca.pub", "another.pub")
+    assert judged("GPW-ACCS-014", other, deviations=deviations)[0] is Outcome.FAIL
 
 
 def test_what_a_profile_leaves_to_sshd_does_not_arise():
