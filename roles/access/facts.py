@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from gpuwright.snapshot import Section, register
+from pyinfra.api import OperationError
+
+from gpuwright import snapshot
+from gpuwright.snapshot import CouldNotLook, Section, register
 from roles.access import sshd
 from roles.access.sshd import QUERIES, HostKey
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,6 @@ class Ssh:
     accounts: dict[str, Account] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)  # ssh.service and ssh.socket to their state
     stale: bool = False  # a file of its configuration is younger than what the running sshd read
-    faults: tuple[str, ...] = ()  # what it would do and should not, one sentence each
     overruled: tuple[str, ...] = ()  # what files of others ask for and do not get
 
 
@@ -57,7 +62,6 @@ def parse(text: str) -> Ssh:
         units=units,
         # What the clock and systemd's own count of it round away is less than this.
         stale=units.get("ssh.service") == "active" and changed > loaded + 0.05,
-        faults=tuple(sentence for (sentence,) in lines.get("fault", [])),
         overruled=tuple(
             f"{file} asks for {keyword} {value}{f' in Match {match}' if match else ''}; {sshd.DROP_IN} overrules it"
             for file, keyword, value, match in lines.get("other", [])
@@ -104,11 +108,58 @@ for file in "$@"; do
     key ~ /^(passwordauthentication|kbdinteractiveauthentication|challengeresponseauthentication|permitemptypasswords|permitrootlogin)$/ &&
       tolower($2) == "yes" {printf "other\t%s\t%s\t%s\t%s\n", file, $1, $2, match_}' "$file"
 done
-if [ -x /usr/local/lib/gpuwright/access-sshd-check ]; then
-  /usr/local/lib/gpuwright/access-sshd-check | sed 's/^/fault\t/'
-fi
 exit 0
 """,
         parse,
     )
 )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What sshd would do for the login accounts: one sentence for each thing that it should not, and what was not looked at."""
+
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def parse_check(text: str) -> Checked:
+    """What access-sshd-check prints, typed."""
+    lines = text.splitlines()
+    notes = [line.removeprefix("note: ") for line in lines if line.startswith("note: ")]
+    return Checked(tuple(line for line in lines if not line.startswith("note: ")), tuple(notes))
+
+
+# Apart from the rest, because it takes as long as the node has accounts, and ends by itself before it is ended.
+CHECKED = register(
+    Section(
+        "access-sshd-check",
+        r"""
+[ -x /usr/local/lib/gpuwright/access-sshd-check ] || exit 0
+/usr/local/lib/gpuwright/access-sshd-check
+[ $? -le 1 ]
+""",
+        parse_check,
+    )
+)
+
+
+def ssh(host: Any) -> Ssh:
+    """The node's OpenSSH. Raises OperationError, in one sentence, where it cannot be seen."""
+    return _seen(host, SSH)
+
+
+def checked(host: Any) -> Checked:
+    """What sshd would do. Raises OperationError, in one sentence, where it cannot be asked."""
+    return _seen(host, CHECKED)
+
+
+def _seen(host: Any, section: Section[T]) -> T:
+    try:
+        return snapshot.read(host).read(section)
+    except CouldNotLook as error:
+        raise OperationError(
+            f"{host.name}: who may log in cannot be seen ({error}), so role access changes nothing; getent passwd, getent shadow "
+            f"and sshd -T have to answer there within {snapshot.SECTION_TIMEOUT_SECONDS} s (a directory service that hangs is "
+            "the usual reason)"
+        ) from None

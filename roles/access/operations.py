@@ -10,7 +10,7 @@ from pyinfra.context import ctx_host
 
 from gpuwright import snapshot
 from gpuwright.ownership import RECORD
-from roles.access.facts import SSH, Account
+from roles.access.facts import Account, checked, ssh
 
 ED25519 = "/etc/ssh/ssh_host_ed25519_key"
 _NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
@@ -34,7 +34,7 @@ def accounts(users: Sequence[str]) -> Generator[StringCommand, None, None]:
     A new account has a group and a home of its own, which nobody else reads, and no password, and is recorded as ours.
     """
     host = ctx_host.get()
-    missing, closed = wanting(users, snapshot.read(host).read(SSH).accounts)
+    missing, closed = wanting(users, ssh(host).accounts)
     if not missing and not closed:
         host.noop(f"{', '.join(users)}: have accounts")
         return
@@ -59,7 +59,7 @@ def accounts(users: Sequence[str]) -> Generator[StringCommand, None, None]:
 def ed25519_host_key() -> Generator[StringCommand, None, None]:
     """Have a host key of the kind that every profile keeps; others are not touched here."""
     host = ctx_host.get()
-    if any(key.path == ED25519 for key in snapshot.read(host).read(SSH).host_keys):
+    if any(key.path == ED25519 for key in ssh(host).host_keys):
         host.noop(f"{ED25519} is there")
         return
     snapshot.forget(host)
@@ -70,10 +70,11 @@ def ed25519_host_key() -> Generator[StringCommand, None, None]:
 def effective() -> Generator[StringCommand, None, None]:
     """Fail when sshd would do something else than it shall, although our files are right: a file of somebody else speaks."""
     host = ctx_host.get()
-    faults = snapshot.read(host).read(SSH).faults
-    if not faults:
+    if not checked(host).faults:
         host.noop("sshd does what it shall for every account")
         return
     yield StringCommand(
-        "sh", "-c", shlex.quote("/usr/local/lib/gpuwright/access-sshd-check | sed 's/^/gpuwright: /' >&2; exit 1")
+        "sh",
+        "-c",
+        shlex.quote("/usr/local/lib/gpuwright/access-sshd-check | sed '/^note: /d; s/^/gpuwright: /' >&2; exit 1"),
     )
