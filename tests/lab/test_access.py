@@ -341,6 +341,49 @@ def test_the_next_run_says_so_once(node):
     assert node.deploy().changed == []
 
 
+def test_a_sudo_drop_in_that_visudo_refuses_is_not_put_in_place(node):
+    before = console(node, "sha256sum /etc/sudoers.d/zz-gpuwright")
+    users = node.node["access"]["users"]
+    users["alice"]["sudo"] = "all"
+    console(node, "mount --bind /usr/bin/false /usr/sbin/visudo")
+    try:
+        run = node.run("-y")
+    finally:
+        console(node, "umount /usr/sbin/visudo")
+        del users["alice"]["sudo"]
+    assert run.status != 0
+    assert "refused by: visudo -cqf ./etc/sudoers.d/zz-gpuwright; nothing was written" in run.said
+    assert console(node, "sha256sum /etc/sudoers.d/zz-gpuwright") == before
+    node.deploy()
+    assert node.deploy().changed == []
+
+
+def test_a_controller_that_knows_the_node_by_a_key_that_goes_gets_it_back(node):
+    """strict deletes ECDSA host keys; this controller has never seen another one."""
+    key = "/etc/ssh/ssh_host_ecdsa_key"
+    console(node, f"[ -e {key} ] || ssh-keygen -q -t ecdsa -N '' -f {key}")
+    node.deploy()
+    assert node.deploy().changed == []
+    public = console(node, f"cut -d' ' -f1,2 {key}.pub")
+    known = node.directory / "known_by_ecdsa"
+    known.write_text(f"{node.host.address} {public}\n")
+    others = node.connect
+    node.connect = {**others, "ssh_known_hosts_file": str(known)}
+    node.node |= {"hardening": "strict", "console": True}
+    try:
+        run = node.run("-y")
+    finally:
+        node.connect = others
+        node.node |= {"hardening": "server-cis1", "console": False}
+    assert run.status != 0
+    assert "no new connection after the change of role access" in run.said, run.said
+    assert "the old state is back" in run.said
+    assert console(node, f"cut -d' ' -f1,2 {key}.pub") == public
+    assert console(node, f"ssh-keygen -y -f {key} | cut -d' ' -f1,2") == public
+    node.deploy()
+    assert node.deploy().changed == []
+
+
 def test_strict_with_a_console(node):
     node.node |= {"hardening": "strict", "console": True}
     assert node.deploy().changed == [CHANGE]
