@@ -25,8 +25,10 @@ def table() -> str:
 
 
 def evidence(references: References) -> str:
-    """The ids that something is technical evidence for; "" where there are none."""
+    """The ids that something is technical evidence for, or why no catalogue has any; "" where neither is known."""
     ids = references.ids
+    if not ids and references.none:
+        return f"none: {references.none}"
     named = "; ".join(f"{words} {', '.join(ids[name])}" for name, words in _SHORT.items() if name in ids)
     return f"{named} (inferred)" if named and references.inferred else named
 

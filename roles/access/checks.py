@@ -504,7 +504,7 @@ CONTROLS: tuple[Control, ...] = (
         predicate=_weak_host_keys,
         remedy=_DEPLOY,
         risk="whoever knows the node by the weak key alone has to learn the new one",
-        references=ref.SSH_FILES,
+        references=ref.SSH_ALGORITHMS.only(),
     ),
     Control(
         id="GPW-ACCS-012",

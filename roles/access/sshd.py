@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuwright.audit import references as ref
+from gpuwright.audit.references import References
 from gpuwright.hardening import PROFILES
 from gpuwright.render import template
 from gpuwright.spec.base import Profile
@@ -20,16 +22,17 @@ BANNER = "/etc/gpuwright/access/banner"
 class Keyword:
     """One keyword of sshd_config.
 
-    `values` are those of the three profiles, None where sshd is left as it is. `cis` are ids of CIS Debian 12 and Ubuntu
-    24.04 (the same numbers in both). A keyword that may stand in a Match block is set there: see `drop_in`.
+    `values` are those of the three profiles, None where sshd is left as it is. A keyword that may stand in a Match block is
+    set there: see `drop_in`.
     """
 
     name: str
     values: tuple[str | None, str | None, str | None]
     reason: str
     may_break: str
-    cis: tuple[str, ...] = ()
+    references: References
     in_match: bool = True
+    waiver: str = "`access.deviations` names it with a reason"
 
     def value(self, profile: Profile) -> str | None:
         """The profile's."""
@@ -46,31 +49,44 @@ KEYWORDS: tuple[Keyword, ...] = (
         _all("no"),
         "passwords are guessed all day; the first value wins, and cloud-init writes one (cloud-init issue 5934)",
         "logins by password; name the account in access.password_users",
+        ref.SSH_KEYS_ONLY,
+        waiver="`access.password_users` names the account with a reason",
     ),
     Keyword(
         "KbdInteractiveAuthentication",
         _all("no"),
         "PAM asks for the same password under this name",
         "a second factor asked for through PAM: a deviation",
+        ref.SSH_KEYS_ONLY,
     ),
-    Keyword("PermitEmptyPasswords", _all("no"), "an account without a password is nobody's", "nothing", ("5.1.19",)),
-    Keyword("PubkeyAuthentication", _all("yes"), "keys are the way in", "nothing"),
+    Keyword(
+        "PermitEmptyPasswords",
+        _all("no"),
+        "an account without a password is nobody's",
+        "nothing",
+        ref.SSH_EMPTY_PASSWORDS,
+    ),
+    Keyword("PubkeyAuthentication", _all("yes"), "keys are the way in", "nothing", ref.SSH_KEYS_ONLY),
     Keyword(
         "PermitRootLogin",
         ("prohibit-password", "no", "no"),
-        "who did it is only known where everybody has an account",
+        "who did it is only known where everybody has an account (CIS asks for the no of server-cis1)",
         "whoever logs in as root, deploys included: give them an account with sudo first",
-        ("5.1.20",),
+        ref.SSH_ROOT,
     ),
     Keyword(
-        "HostbasedAuthentication", _all("no"), "another machine's word is no proof of a person", "nothing", ("5.1.10",)
+        "HostbasedAuthentication",
+        _all("no"),
+        "another machine's word is no proof of a person",
+        "nothing",
+        ref.SSH_TRUST.only("5.1.10"),
     ),
     Keyword(
         "IgnoreRhosts",
         _all("yes"),
         "a file in a home must not name machines to trust",
         "nothing",
-        ("5.1.11",),
+        ref.SSH_TRUST.only("5.1.11"),
         in_match=False,
     ),
     Keyword(
@@ -78,7 +94,7 @@ KEYWORDS: tuple[Keyword, ...] = (
         _all("no"),
         "a user could load a library of theirs into the login",
         "~/.ssh/environment",
-        ("5.1.21",),
+        ref.SSH_TRUST.only("5.1.21"),
         in_match=False,
     ),
     Keyword(
@@ -86,23 +102,31 @@ KEYWORDS: tuple[Keyword, ...] = (
         (None, "no", "no"),
         "Kerberos would be a second way in",
         "logins by Kerberos",
-        ("5.1.9",),
+        ref.SSH_TRUST.only("5.1.9"),
     ),
     Keyword(
         "TrustedUserCAKeys",
         (None, "none", "none"),
         "whoever has that key makes logins for every account",
         "logins by certificate: a deviation names the authority's file",
+        ref.SSH_KEYS_ONLY,
     ),
-    Keyword("StrictModes", _all("yes"), "keys that others can write are not the user's", "nothing", in_match=False),
-    Keyword("X11Forwarding", _all("no"), "a server has no windows", "ssh -X"),
-    Keyword("LogLevel", _all("VERBOSE"), "the log names the key that logged in", "nothing", ("5.1.14",)),
+    Keyword(
+        "StrictModes",
+        _all("yes"),
+        "keys that others can write are not the user's",
+        "nothing",
+        References(none="no catalogue asks for it; sshd does so by itself, and here it is held"),
+        in_match=False,
+    ),
+    Keyword("X11Forwarding", _all("no"), "a server has no windows", "ssh -X", ref.SSH_FORWARDING.only()),
+    Keyword("LogLevel", _all("VERBOSE"), "the log names the key that logged in", "nothing", ref.SSH_LOG),
     Keyword(
         "LoginGraceTime",
         _all("60"),
         "unfinished logins hold a slot",
         "a second factor that takes longer",
-        ("5.1.13",),
+        ref.SSH_LIMITS.only("5.1.13"),
         in_match=False,
     ),
     Keyword(
@@ -110,7 +134,7 @@ KEYWORDS: tuple[Keyword, ...] = (
         (None, "10:30:60", "10:30:60"),
         "unfinished logins are limited early",
         "more than ten connections starting at once; deploys and audits open two per node",
-        ("5.1.18",),
+        ref.SSH_LIMITS.only("5.1.18"),
         in_match=False,
     ),
     Keyword(
@@ -118,32 +142,41 @@ KEYWORDS: tuple[Keyword, ...] = (
         (None, "4", "4"),
         "each connection gets few guesses",
         "agents that offer more than four keys: IdentitiesOnly yes",
-        ("5.1.16",),
+        ref.SSH_LIMITS.only("5.1.16"),
     ),
-    Keyword("MaxSessions", (None, "10", "10"), "sessions per connection are limited", "nothing", ("5.1.17",)),
+    Keyword(
+        "MaxSessions",
+        (None, "10", "10"),
+        "sessions per connection are limited",
+        "nothing",
+        ref.SSH_LIMITS.only("5.1.17"),
+    ),
     Keyword(
         "ClientAliveInterval",
         (None, "60", "60"),
         "a connection whose other end is gone ends",
         "nothing: a client answers by itself, however long a command runs",
-        ("5.1.7",),
+        ref.SSH_IDLE,
     ),
-    Keyword("ClientAliveCountMax", (None, "3", "3"), "after three minutes without an answer", "nothing", ("5.1.7",)),
+    Keyword("ClientAliveCountMax", (None, "3", "3"), "after three minutes without an answer", "nothing", ref.SSH_IDLE),
     Keyword(
         "DisableForwarding",
         (None, None, "yes"),
         "a login is no way around the firewall",
         "ssh -L to an engine on loopback, ssh -J over this node",
-        ("5.1.8",),
+        ref.SSH_FORWARDING,
     ),
     Keyword(
         "AuthorizedKeysCommand",
         (None, "none", "none"),
         "keys come from the node file alone",
         "keys from a directory service",
+        ref.NAMED_ADMINISTRATORS,
     ),
 )
-BANNER_KEYWORD = Keyword("Banner", _all(BANNER), "who connects is told what this machine is for", "nothing", ("5.1.5",))
+BANNER_KEYWORD = Keyword(
+    "Banner", _all(BANNER), "who connects is told what this machine is for", "nothing", ref.SSH_BANNER
+)
 BY_NAME = {keyword.name.lower(): keyword for keyword in (*KEYWORDS, BANNER_KEYWORD)}
 
 # Best first; what a host's OpenSSH does not offer is left out (`ssh -Q`), so that one list fits 8.9 to 10.x.
@@ -180,6 +213,8 @@ ALGORITHMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
 }
 # By the type of a host key, as `ssh-keygen -l` names it.
 _HOST_KEY_ALGORITHMS = {"ED25519": _ED25519, "ECDSA": _ECDSA, "RSA": _RSA}
+ALGORITHM_CIS: dict[str, tuple[str, ...]] = {"KexAlgorithms": ("5.1.12",), "Ciphers": ("5.1.6",), "MACs": ("5.1.15",)}
+"""What CIS has of these; of keys' types it says nothing."""
 QUERIES = {
     "KexAlgorithms": "kex",
     "Ciphers": "cipher",
@@ -197,6 +232,14 @@ class HostKey:
     path: str
     type: str
     bits: int
+
+
+def allowed(profile: Profile) -> dict[str, tuple[str, ...]]:
+    """Keyword to what may be offered, best first; of host keys whatever the profile keeps, a node may have fewer kinds."""
+    found = {keyword: lists[PROFILES.index(profile)] for keyword, lists in ALGORITHMS.items()}
+    kept = (kind for kind in _HOST_KEY_ALGORITHMS if kind != "ECDSA" or profile != "strict")
+    found["HostKeyAlgorithms"] = tuple(name for kind in kept for name in _HOST_KEY_ALGORITHMS[kind])
+    return found
 
 
 def is_weak(key: HostKey, profile: Profile, smallest_rsa: Mapping[Profile, int]) -> bool:
@@ -230,7 +273,7 @@ def algorithms(
     `offered` is what ``ssh -Q`` lists, by keyword. Raises ValueError for a keyword of whose list nothing is offered.
     """
     types = {key.type for key in host_keys}
-    wanted = {keyword: lists[PROFILES.index(profile)] for keyword, lists in ALGORITHMS.items()}
+    wanted = allowed(profile)
     wanted["HostKeyAlgorithms"] = tuple(
         name for kind, names in _HOST_KEY_ALGORITHMS.items() if kind in types for name in names
     )

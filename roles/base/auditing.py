@@ -44,9 +44,9 @@ class Rules:
     key: str
     strict_only: bool
     reason: str
+    references: References
     watched: tuple[str, ...] = ()  # files and folders whose changes are recorded; a folder ends with /
     calls: tuple[str, ...] = ()  # rules about system calls, without key
-    references: References = ref.AUDIT_RULES
 
     @property
     def lines(self) -> list[str]:
@@ -68,22 +68,31 @@ RULES: tuple[Rules, ...] = (
         "gpuwright-accounts",
         False,
         "who gets an account, a group or another way to log in",
+        ref.AUDIT_RULES.only("6.2.3.8"),
         (
             *("/etc/passwd", "/etc/shadow", "/etc/group", "/etc/gshadow", "/etc/security/opasswd"),
             *("/etc/nsswitch.conf", "/etc/pam.conf", "/etc/pam.d/", "/etc/ssh/", "/root/.ssh/"),
         ),
     ),
-    Rules("gpuwright-sudo", False, "who may become root", ("/etc/sudoers", "/etc/sudoers.d/")),
+    Rules(
+        "gpuwright-sudo",
+        False,
+        "who may become root",
+        ref.AUDIT_RULES.only("6.2.3.1"),
+        ("/etc/sudoers", "/etc/sudoers.d/"),
+    ),
     Rules(
         "gpuwright-root",
         False,
         "a person who logged in runs something as somebody else; engines and containers have no login",
+        ref.AUDIT_RULES.only("6.2.3.2"),
         calls=_both("-S execve -C uid!=euid -F auid!=unset"),
     ),
     Rules(
         "gpuwright-clock",
         False,
         "the clock is set; the small steps of a time daemon are another call and are not recorded",
+        ref.AUDIT_RULES.only("6.2.3.4"),
         ("/etc/localtime",),
         (*_both("-S adjtimex,settimeofday"), *_both("-S clock_settime -F a0=0x0")),
     ),
@@ -91,6 +100,7 @@ RULES: tuple[Rules, ...] = (
         "gpuwright-network",
         False,
         "the machine's name, networks and nameservers",
+        ref.AUDIT_RULES.only("6.2.3.5"),
         (
             "/etc/hosts",
             "/etc/hostname",
@@ -102,12 +112,19 @@ RULES: tuple[Rules, ...] = (
         ),
         _both(f"-S sethostname,setdomainname {_LOGIN}"),
     ),
-    Rules("gpuwright-audit", False, "what is recorded is changed", ("/etc/audit/",)),
-    Rules("gpuwright-apparmor", False, "what confines programs", ("/etc/apparmor/", "/etc/apparmor.d/")),
+    Rules("gpuwright-audit", False, "what is recorded is changed", ref.AUDIT_RULES.only(), ("/etc/audit/",)),
+    Rules(
+        "gpuwright-apparmor",
+        False,
+        "what confines programs",
+        ref.AUDIT_RULES.only("6.2.3.14"),
+        ("/etc/apparmor/", "/etc/apparmor.d/"),
+    ),
     Rules(
         "gpuwright-modules",
         False,
         "code is loaded into the kernel",
+        ref.AUDIT_RULES.only("6.2.3.19"),
         ("/etc/modprobe.d/", "/etc/modules-load.d/"),
         ("-a always,exit -F arch=b64 -S init_module,finit_module,delete_module",),
     ),
@@ -115,6 +132,7 @@ RULES: tuple[Rules, ...] = (
         "gpuwright-docker",
         False,
         "Docker, containerd and their settings are changed",
+        ref.AUDIT_DOCKER,
         (
             *(
                 "/usr/bin/dockerd",
@@ -126,28 +144,27 @@ RULES: tuple[Rules, ...] = (
             ),
             *("/usr/lib/systemd/system/docker.service", "/usr/lib/systemd/system/docker.socket"),
         ),
-        references=ref.AUDIT_DOCKER,
     ),
     Rules(
         "gpuwright-serving",
         False,
         "what this repository put there is changed: engines, keys of the gateway, firewall, scripts, units",
+        ref.AUDIT_DOCKER.only(),
         ("/etc/gpuwright/", "/usr/local/lib/gpuwright/", "/etc/systemd/system/"),
-        references=ref.AUDIT_DOCKER,
     ),
     Rules(
         "gpuwright-mounts",
         True,
         "a person who logged in mounts something",
+        ref.AUDIT_STRICT.only("6.2.3.10"),
         calls=_both(f"-S mount {_LOGIN}"),
-        references=ref.AUDIT_STRICT,
     ),
     Rules(
         "gpuwright-logins",
         True,
         "the records of logins are changed by something else than a login",
+        ref.AUDIT_STRICT.only("6.2.3.11", "6.2.3.12"),
         ("/var/log/lastlog", "/var/log/wtmp", "/var/log/btmp"),
-        references=ref.AUDIT_STRICT,
     ),
 )
 

@@ -140,7 +140,7 @@ CONTROLS = (
         predicate=_where_it_arises(_daemon),
         remedy=f"{_AGAIN}; systemctl status auditd; /etc/audit/auditd.conf",
         risk="none",
-        references=ref.AUDIT_DISK,
+        references=ref.AUDIT_ON,
     ),
     Control(
         id="GPW-BASE-025",
@@ -151,7 +151,7 @@ CONTROLS = (
         predicate=_where_it_arises(_nothing_lost),
         remedy="find what is recorded so often (aureport --key --summary), take that rule away; auditctl --reset-lost",
         risk="none",
-        references=ref.AUDIT_ON,
+        references=ref.AUDIT_LOSS,
     ),
     Control(
         id="GPW-BASE-026",
@@ -162,6 +162,6 @@ CONTROLS = (
         predicate=_where_it_arises(_guarded),
         remedy="chmod 0750 /var/log/audit; chmod 0640 /var/log/audit/audit.log*",
         risk="none",
-        references=ref.AUDIT_LOCKED,
+        references=ref.AUDIT_FILES,
     ),
 )

@@ -273,7 +273,7 @@ CONTROLS = (
         predicate=_clock,
         remedy="timedatectl timesync-status; base.time_sync, or the site's own time service",
         risk="a step of the clock can end sessions that count in wall-clock time",
-        references=ref.CLOCK,
+        references=ref.CLOCK.only("2.3.2.2", "2.3.3.3"),
     ),
     Control(
         id="GPW-BASE-004",
@@ -306,6 +306,7 @@ CONTROLS = (
         predicate=_needrestart,
         remedy="pyinfra INVENTORY deploy.py (role base has the drop-in)",
         risk="none",
+        references=ref.MAINTENANCE.only(),
     ),
     Control(
         id="GPW-BASE-007",

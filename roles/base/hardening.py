@@ -20,14 +20,14 @@ SETTINGS: tuple[Setting, ...] = (
         "known holes close by themselves; driver, Docker and kernel do not move under an engine",
         "what is blocked gets no fixes by itself: upgrade it in a window",
         "`base.unattended_upgrades: false`; `base.upgrade_origins` names further origins with a reason",
-        ref.UPDATES,
+        ref.UPDATES.only("1.2.2.1"),
     ),
     Setting(
         "GPU faults (Xid)",
         everywhere("kept apart from the journal"),
         "a fault is asked about months later, when the journal has forgotten it",
         "nothing; one small process",
-        "-",
+        "none: it changes nothing else on the node, and without it a fault is not known any more when it is asked about",
         ref.EVIDENCE,
     ),
     Setting(
@@ -35,8 +35,8 @@ SETTINGS: tuple[Setting, ...] = (
         everywhere("lists only"),
         "its own mode restarts Docker or an engine in the middle of traffic",
         "nothing; what runs with old libraries does so until somebody restarts it",
-        "-",
-        ref.UPDATES,
+        "none: its own mode ends engines in the middle of traffic; who wants it asks needrestart by hand (`-r a`)",
+        ref.MAINTENANCE.only(),
     ),
     Setting(
         "time",
@@ -44,7 +44,7 @@ SETTINGS: tuple[Setting, ...] = (
         "two daemons pull the clock to and fro; logs and certificates go by it",
         "nothing; one that the site has stays",
         "`base.time_sync: false`",
-        ref.CLOCK,
+        ref.CLOCK.only("2.3.1.1", "2.3.2.2"),
     ),
     Setting(
         "core dumps",

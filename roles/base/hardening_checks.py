@@ -188,7 +188,7 @@ CONTROLS = (
         predicate=_one_timekeeper,
         remedy="systemctl disable --now the one that the site does not want",
         risk="a step of the clock",
-        references=ref.CLOCK,
+        references=ref.CLOCK.only("2.3.1.1"),
     ),
     Control(
         id="GPW-BASE-019",

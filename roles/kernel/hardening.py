@@ -45,10 +45,11 @@ _OF_EACH = (*_SETTLED, "*")
 
 
 def _network(
-    name: str, which: tuple[str, ...], value: str, reason: str, may_break: str = "nothing"
+    name: str, which: tuple[str, ...], value: str, reason: str, *cis: str, may_break: str = "nothing"
 ) -> Iterator[Setting]:
+    """The same for several interfaces; `cis` are the ids that ask for this value."""
     for one in which:
-        yield _sysctl(name.replace("*", one), everywhere(value), reason, may_break, ref.KERNEL_NETWORK)
+        yield _sysctl(name.replace("*", one), everywhere(value), reason, may_break, ref.KERNEL_NETWORK.only(*cis))
 
 
 SYSCTLS: tuple[Setting, ...] = (
@@ -60,7 +61,7 @@ SYSCTLS: tuple[Setting, ...] = (
         "fs.suid_dumpable",
         everywhere("0"),
         "memory of privileged programs is not dumped",
-        references=ref.KERNEL_MEMORY,
+        references=ref.KERNEL_MEMORY.only("1.5.3"),
     ),
     # A pipe is taken whatever the limit of the process says, and it says the same in a container. systemd-coredump's own
     # drop-in sorts before ours. On a node that keeps its core dumps: base.deviations.
@@ -86,9 +87,7 @@ SYSCTLS: tuple[Setting, ...] = (
         ref.KERNEL_PROTECTION,
     ),
     _sysctl("kernel.kptr_restrict", everywhere("1"), _POINTERS, "profilers of the kernel", ref.KERNEL_POINTERS),
-    _sysctl(
-        "kernel.randomize_va_space", everywhere("2"), "address space layout randomisation", references=ref.KERNEL_MEMORY
-    ),
+    _sysctl("kernel.randomize_va_space", everywhere("2"), "address space layout randomisation", references=ref.ASLR),
     _sysctl(
         "kernel.unprivileged_bpf_disabled",
         from_cis1("1"),
@@ -102,7 +101,7 @@ SYSCTLS: tuple[Setting, ...] = (
         everywhere("1"),
         "a process does not read its siblings' memory",
         "a debugger that attaches to a process it has not started, without root",
-        ref.KERNEL_MEMORY,
+        ref.PTRACE,
     ),
     _sysctl(
         "dev.tty.ldisc_autoload",
@@ -111,8 +110,8 @@ SYSCTLS: tuple[Setting, ...] = (
         "serial protocols nobody speaks on a server",
         ref.KERNEL_PROTECTION,
     ),
-    *_network("net.ipv4.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS),
-    *_network("net.ipv4.conf.*.accept_source_route", _SETTLED, "0", _ROUTING),
+    *_network("net.ipv4.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS, "3.3.5"),
+    *_network("net.ipv4.conf.*.accept_source_route", _SETTLED, "0", _ROUTING, "3.3.8"),
     *(
         _sysctl(
             f"net.ipv4.conf.{which}.log_martians",
@@ -130,31 +129,35 @@ SYSCTLS: tuple[Setting, ...] = (
         _SETTLED,
         "2",
         "packets with a forged sender are dropped",
-        "nothing; 1 would break several networks",
+        may_break="nothing; 1 would break several networks",
     ),
-    *_network("net.ipv4.conf.*.secure_redirects", _OF_EACH, "0", _REDIRECTS),
-    *_network("net.ipv4.conf.*.send_redirects", _OF_EACH, "0", "the node is no router"),
+    *_network("net.ipv4.conf.*.secure_redirects", _OF_EACH, "0", _REDIRECTS, "3.3.6"),
+    *_network("net.ipv4.conf.*.send_redirects", _OF_EACH, "0", "the node is no router", "3.3.2"),
     _sysctl(
         "net.ipv4.icmp_echo_ignore_broadcasts",
         everywhere("1"),
         "the node does not amplify floods",
-        references=ref.KERNEL_NETWORK,
+        references=ref.KERNEL_NETWORK.only("3.3.4"),
     ),
     _sysctl(
         "net.ipv4.icmp_ignore_bogus_error_responses",
         everywhere("1"),
         "forged errors do not fill the log",
-        references=ref.KERNEL_NETWORK,
+        references=ref.KERNEL_NETWORK.only("3.3.3"),
     ),
     _sysctl(
         "net.ipv4.tcp_syncookies",
         everywhere("1"),
         "a flood of half-open connections leaves room for users",
-        references=ref.KERNEL_NETWORK,
+        references=ref.KERNEL_NETWORK.only("3.3.10"),
     ),
-    *_network("net.ipv6.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS),
-    *_network("net.ipv6.conf.*.accept_source_route", _OF_EACH, "0", _ROUTING),
+    *_network("net.ipv6.conf.*.accept_redirects", _OF_EACH, "0", _REDIRECTS, "3.3.5"),
+    *_network("net.ipv6.conf.*.accept_source_route", _OF_EACH, "0", _ROUTING, "3.3.8"),
 )
+
+
+def _cis(number: str) -> References:
+    return ref.KERNEL_MODULES.only(number)
 
 
 def _module(
@@ -162,7 +165,7 @@ def _module(
     values: tuple[str | None, str | None, str | None],
     reason: str,
     may_break: str = "who uses it; in use now, it is left alone and named",
-    references: References = ref.KERNEL_MODULES,
+    references: References = ref.KERNEL_PROTECTION,
 ) -> Setting:
     return Setting(name, values, reason, may_break, "`kernel.kept_modules` names it with a reason", references)
 
@@ -173,12 +176,14 @@ _BLOCKED = "blocked"
 # every profile (1.1.1.1 to 1.1.1.9 and 3.2.1 to 3.2.4), that of Debian 13 firewire, atm and can too. Not among them: overlay,
 # which Docker's storage is made of, squashfs, which snaps are mounted from, and vfat, which the EFI partition has.
 MODULES: tuple[Setting, ...] = (
-    _module("cramfs", everywhere(_BLOCKED), "file system of old embedded devices"),
-    _module("freevxfs", everywhere(_BLOCKED), "file system of a Unix of the 1990s"),
-    _module("hfs", everywhere(_BLOCKED), "file system of old Macs"),
-    _module("hfsplus", everywhere(_BLOCKED), "file system of Macs"),
-    _module("jffs2", everywhere(_BLOCKED), "file system of raw flash chips"),
-    _module("udf", everywhere(_BLOCKED), "file system of optical discs", "DVDs and their images"),
+    _module("cramfs", everywhere(_BLOCKED), "file system of old embedded devices", references=_cis("1.1.1.1")),
+    _module("freevxfs", everywhere(_BLOCKED), "file system of a Unix of the 1990s", references=_cis("1.1.1.2")),
+    _module("hfs", everywhere(_BLOCKED), "file system of old Macs", references=_cis("1.1.1.3")),
+    _module("hfsplus", everywhere(_BLOCKED), "file system of Macs", references=_cis("1.1.1.4")),
+    _module("jffs2", everywhere(_BLOCKED), "file system of raw flash chips", references=_cis("1.1.1.5")),
+    _module(
+        "udf", everywhere(_BLOCKED), "file system of optical discs", "DVDs and their images", references=_cis("1.1.1.8")
+    ),
     _module(
         "usb_storage",
         everywhere(_BLOCKED),
@@ -186,20 +191,25 @@ MODULES: tuple[Setting, ...] = (
         "USB sticks and a BMC's virtual media are not seen",
         ref.KERNEL_USB,
     ),
-    _module("dccp", everywhere(_BLOCKED), "network protocol that no service of a node uses"),
-    _module("tipc", everywhere(_BLOCKED), "network protocol of telecommunication clusters"),
-    _module("rds", everywhere(_BLOCKED), "network protocol of database clusters", "RDMA software that speaks RDS"),
-    _module("sctp", everywhere(_BLOCKED), "network protocol of telecommunication services"),
-    _module("atm", from_cis1(_BLOCKED), "network of old telephone exchanges", references=ref.KERNEL_PROTECTION),
-    _module("can", from_cis1(_BLOCKED), "bus of vehicles and machines", references=ref.KERNEL_PROTECTION),
+    _module("dccp", everywhere(_BLOCKED), "network protocol that no service of a node uses", references=_cis("3.2.1")),
+    _module("tipc", everywhere(_BLOCKED), "network protocol of telecommunication clusters", references=_cis("3.2.2")),
+    _module(
+        "rds",
+        everywhere(_BLOCKED),
+        "network protocol of database clusters",
+        "RDMA software that speaks RDS",
+        references=_cis("3.2.3"),
+    ),
+    _module("sctp", everywhere(_BLOCKED), "network protocol of telecommunication services", references=_cis("3.2.4")),
+    _module("atm", from_cis1(_BLOCKED), "network of old telephone exchanges"),
+    _module("can", from_cis1(_BLOCKED), "bus of vehicles and machines"),
     _module(
         "firewire_core",
         from_cis1(_BLOCKED),
         "a bus whose devices read memory",
         "FireWire devices",
-        ref.KERNEL_PROTECTION,
     ),
-    _module("bluetooth", in_strict(_BLOCKED), "a server has no radio", "keyboards by radio", ref.RADIO),
+    _module("bluetooth", in_strict(_BLOCKED), "a server has no radio", "keyboards by radio", ref.RADIO.only("3.1.3")),
 )
 
 LEFT_OUT: tuple[LeftOut, ...] = (
