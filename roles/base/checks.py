@@ -25,7 +25,9 @@ pid=$(systemctl show --property=MainPID --value systemd-journald.service)
 find "/proc/$pid/fd" -lname '*.journal' -printf 'open %l\n'
 journalctl --quiet --boot --output=json --lines=20 MESSAGE_ID=ec387f577b844b8fa948f33cad9a75e6 |
   jq -r 'select(.JOURNAL_PATH | startswith("/var/")) | "cap \(.MAX_USE)"' | tail -n 1
-systemd-analyze cat-config systemd/journald.conf | sed -n 's/^ *SystemMaxUse *= */configured /p' | tail -n 1
+merged=$(systemd-analyze cat-config systemd/journald.conf)
+printf '%s\n' "$merged" | sed -n 's/^ *SystemMaxUse *= */configured /p' | tail -n 1
+printf '%s\n' "$merged" | sed -n 's/^ *Compress *= */compress /p' | tail -n 1
 du -sB1 /var/log/journal 2>/dev/null | sed 's/^/used /'
 exit 0
 """,
@@ -105,11 +107,22 @@ def _bytes(text: str) -> int:
 # --- predicates -----------------------------------------------------------------------------------------------------
 
 
+# A boolean as systemd reads it (systemd.syntax(7)).
+_OFF = ("0", "no", "n", "false", "f", "off")
+
+
 def _journal_persistent(seen: Snapshot, spec: NodeSpec) -> Verdict:
     found = _after("open", seen.read(JOURNAL))
     written = sorted({path.rpartition("/")[0] for path in found})
-    right = any(path.startswith("/var/log/journal/") for path in written)
-    return judged(right, "journald has files below /var/log/journal open", f"open: {', '.join(written) or 'none'}")
+    faults = []
+    if not any(path.startswith("/var/log/journal/") for path in written):
+        faults.append(f"open: {', '.join(written) or 'none'}")
+    # A boolean, or from how many bytes on an entry is compressed; the default is yes (journald.conf(5)).
+    compress = (_after("compress", seen.read(JOURNAL)) or ["yes"])[0]
+    if compress.lower() in _OFF:
+        faults.append(f"journald.conf and its drop-ins say Compress={compress}")
+    expected = "journald has files below /var/log/journal open, and compresses them"
+    return without(faults, expected, f"open: {', '.join(written)}; Compress={compress}")
 
 
 def _journal_capped(seen: Snapshot, spec: NodeSpec) -> Verdict:
@@ -244,12 +257,12 @@ def _guard_at_boot(seen: Snapshot, spec: NodeSpec) -> Verdict:
 CONTROLS = (
     Control(
         id="GPW-BASE-001",
-        title="The journal is kept on disk.",
+        title="The journal is kept on disk, compressed.",
         reason="Xid lines and the last words of an engine must survive the reboot that follows them.",
         severity="high",
         observed=(JOURNAL,),
         predicate=_journal_persistent,
-        remedy="pyinfra INVENTORY deploy.py (role base sets Storage=persistent)",
+        remedy="pyinfra INVENTORY deploy.py (role base sets Storage=persistent and Compress=yes)",
         risk="none",
         references=ref.JOURNAL,
     ),

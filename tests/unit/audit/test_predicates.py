@@ -456,6 +456,13 @@ def test_one_thing_wrong_is_one_control_red(control, answers, spec):
     assert after[control].verdict.actual != before[control].verdict.actual
 
 
+@pytest.mark.parametrize(("value", "right"), [("yes", True), ("1K", True), ("no", False), ("off", False)])
+def test_a_journal_that_is_not_compressed_is_red(value, right, answers, spec):
+    said = outcomes(changed(answers, [("audit-base-journal", r"\Z", f"\ncompress {value}")]), spec)["GPW-BASE-001"]
+    assert (said.outcome is Outcome.PASS) is right
+    assert f"Compress={value}" in said.verdict.actual
+
+
 @pytest.mark.parametrize("section", sorted(RECORDED))
 def test_a_section_that_failed_is_an_error_of_every_control_that_reads_it(section, answers, spec):
     seen = Snapshot({name: (1 if name == section else 0, text) for name, text in answers.items()})

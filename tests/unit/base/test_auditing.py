@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuwright.audit.control import Outcome
 from gpuwright.hardening import PROFILES
 from gpuwright.snapshot import Snapshot
-from roles.base import auditing
+from gpuwright.spec.node import NodeSpec
+from roles.base import auditing, auditing_checks
 from roles.base.spec import BaseSpec
 from roles.base.wishes import wishes
 
@@ -133,3 +135,15 @@ def test_locked_rules_wait_for_a_reboot_and_that_is_said(enabled, rules, profile
     )
     said = auditing.waits(Snapshot({"kernel-audit": (0, answer)}), BaseSpec(), profile)
     assert bool(said) is waits
+
+
+@pytest.mark.parametrize(("enabled", "profile", "red"), [("1", "strict", True), ("2", "strict", False), ("1", "server-cis1", False)])  # fmt: skip
+def test_rules_that_strict_does_not_find_locked_are_red(enabled, profile, red):
+    rules = [line for line in LISTED if profile == "strict" or not re.search("gpuwright-(mounts|logins)", line)]
+    answer = (
+        STATUS.replace("enabled 1", f"enabled {enabled}") + "".join(f"rule {rule}\n" for rule in rules) + EVERYTHING
+    )
+    described = NodeSpec.model_validate({"gpuwright": 1, "summary": "a node", "hardening": profile})
+    verdict = auditing_checks._rules(Snapshot({"kernel-audit": (0, answer)}), described)
+    assert (verdict.outcome is Outcome.FAIL) is red, verdict.actual
+    assert ("the rules are not locked (enabled 1)" in verdict.actual) is red
