@@ -96,6 +96,15 @@ SSH_KEYS_ONLY = References(
     bsi=("SYS.1.3.A8", "SYS.1.1.A2"),
     inferred=True,
 )
+# The catalogues ask for keys or for good passwords; that there is none at the console either is our own step further.
+LOCAL_PASSWORDS = References(
+    "accounts: no password at the console either",
+    nist_r2=("3.5.2",),
+    nist_r3=("03.05.01",),
+    cmmc=("IA.L2-3.5.2",),
+    bsi=("SYS.1.1.A2",),
+    inferred=True,
+)
 SSH_ALGORITHMS = References(
     "ssh: ciphers, key exchange, MACs",
     cis_debian12=("5.1.6", "5.1.12", "5.1.15"),

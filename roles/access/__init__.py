@@ -67,6 +67,7 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes, guarded: int
     host = ctx_host.get()
     seen = ssh(host)
     refuse(host.name, seen)
+    refuse_auditors(host.name, spec, seen)
     for note in checked(host).notes:
         logger.warning(f"{host.print_prefix}{note}")
 
@@ -77,7 +78,7 @@ def access(spec: AccessSpec, profile: Profile, audit_script: bytes, guarded: int
     recorded = [thing for thing in ownership.recorded_of(host, ROLE) if thing.kind != "account"]
     claims = [file.owned for file in (*called, *decisive)]
     gone = [thing for thing in recorded if thing not in claims]
-    for sentence in seen.overruled:
+    for sentence in (*seen.overruled, *notes(spec, seen)):
         logger.warning(f"{host.print_prefix}{sentence}")
 
     installed(name="Install sudo", packages=["sudo"])
@@ -156,6 +157,43 @@ def refuse(name: str, seen: Ssh) -> None:
             f"{name}: /etc is read-only, so who may log in cannot be changed; make it writable "
             "(mount -o remount,rw /), or leave role access out of the node file. Nothing was changed."
         )
+
+
+def refuse_auditors(name: str, spec: AccessSpec, seen: Ssh) -> None:
+    """Raise OperationError, in one sentence, for an audit account that a group makes root: it is there to look only."""
+    for account in seen.logins:
+        groups = (*account.root_by, *account.sudo_by)
+        if account.name in spec.users and spec.users[account.name].sudo == "audit" and groups:
+            out = "; ".join(f"gpasswd --delete {account.name} {group}" for group in groups)
+            raise OperationError(
+                f"{name}: {account.name} has 'sudo: audit' and is in group {' and '.join(groups)}, which makes it root; take it out "
+                f"({out}), or name another account. Nothing was changed."
+            )
+
+
+def notes(spec: AccessSpec, seen: Ssh) -> list[str]:
+    """What accounts that were there before can do and the node file does not say, one sentence each; nothing of it is changed."""
+    named = {*spec.password_users, *spec.console_passwords}
+    found = []
+    for account in seen.logins:
+        if account.password == "usable" and account.name not in named:
+            found.append(
+                f"{account.name} has a password, which console and su take: usermod --password '*' {account.name}, or name it in "
+                "access.console_passwords with a reason"
+            )
+        if account.root_by and account.name != "root":
+            groups = " and ".join(account.root_by)
+            found.append(
+                f"{account.name} is in group {groups}, which is root by another name: gpasswd --delete {account.name} GROUP"
+            )
+        may = spec.users[account.name].sudo if account.name in spec.users else "none"
+        if account.sudo_by and account.name != "root" and may != "all":
+            groups = " and ".join(account.sudo_by)
+            found.append(
+                f"{account.name} is in group {groups}, so sudo makes it root, and the node file does not say so: "
+                f"gpasswd --delete {account.name} GROUP, or give it 'sudo: all'"
+            )
+    return found
 
 
 def host_keys(seen: Ssh, profile: Profile) -> tuple[list[sshd.HostKey], list[sshd.HostKey]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from gpuwright.audit import privileged
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Outcome, Predicate, Verdict, judged, not_applicable, waived, without
-from gpuwright.hardening import PROFILES
 from gpuwright.snapshot import Section, Snapshot
 from gpuwright.spec.node import NodeSpec
-from roles.access import AUDIT_SCRIPT, keys, sshd
+from roles.access import AUDIT_SCRIPT, accounts, keys, sshd
 from roles.access.spec import AccessSpec
 
 # --- observations ---------------------------------------------------------------------------------------------------
@@ -129,6 +128,16 @@ exit 0
     str.splitlines,
 )
 
+# Names alone: hashes stay on the node.
+ACCOUNTS = Section(
+    "audit-access-accounts",
+    rf"""
+[ -r /etc/shadow ] || exit 1
+{accounts.SCRIPT}
+""",
+    accounts.parse,
+)
+
 SCRIPT = Section(
     "audit-access-script",
     rf"""
@@ -218,21 +227,19 @@ def _no_passwords(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _algorithms(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    index = PROFILES.index(spec.hardening)
-    allowed: Mapping[str, tuple[str, ...]] = {name: lists[index] for name, lists in sshd.ALGORITHMS.items()}
+    allowed = sshd.allowed(spec.hardening)
     deviations = _access(spec).deviations
-    effective = seen.read(EFFECTIVE)["nobody-of-that-name"]
-    faults = []
-    for name, names in allowed.items():
-        own = deviations[name].value if name in deviations else None
-        for value in effective.get(name.lower(), [""]):
-            strange = [algorithm for algorithm in value.split(",") if algorithm not in names]
-            if name in deviations and (own is None or own == value):
-                continue
-            if strange:
-                faults.append(f"{name} has {', '.join(strange)}")
+    faults = set()
+    # A Match block may have types of keys of its own (sshd_config(5), PubkeyAcceptedAlgorithms), so every account is looked at.
+    for user, keywords in seen.read(EFFECTIVE).items():
+        for name, names in allowed.items():
+            own = deviations[name].value if name in deviations else None
+            for value in keywords.get(name.lower(), [""]):
+                strange = [algorithm for algorithm in value.split(",") if algorithm not in names]
+                if strange and not (name in deviations and (own is None or own == value)):
+                    faults.add(f"{name} has {', '.join(strange) or 'nothing'} for {user}")
     return _waived(
-        spec, allowed, without(faults, f"only what profile {spec.hardening} allows", "nothing else is offered")
+        spec, allowed, without(sorted(faults), f"only what profile {spec.hardening} allows", "nothing else is offered")
     )
 
 
@@ -372,6 +379,26 @@ def _audit_script(seen: Snapshot, spec: NodeSpec) -> Verdict:
     if digest != privileged.digest(spec):
         faults.append(f"sha256 {digest}, and this audit would send {privileged.digest(spec)}")
     return without(faults, "root's, and what this audit would send", f"{mode} {owner}, sha256 {digest}")
+
+
+def _no_account_passwords(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    access = _access(spec)
+    reasons = {**access.password_users, **access.console_passwords}
+    there = seen.read(ACCOUNTS)
+    having = [account.name for account in there if account.password == "usable"]
+    faults = [f"{name} has a password" for name in having if name not in reasons]
+    verdict = without(faults, "no login account has a password", f"so for {len(there)} accounts")
+    return waived(verdict, [f"{name}: {reasons[name]}" for name in having if name in reasons])
+
+
+def _no_root_by_group(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    there = seen.read(ACCOUNTS)
+    faults = [
+        f"{account.name} is in group {', '.join(account.root_by)}"
+        for account in there
+        if account.name != "root" and account.root_by
+    ]
+    return without(faults, f"no login account in {', '.join(accounts.ROOT_BY)}", f"so for {len(there)} accounts")
 
 
 _DEPLOY = "pyinfra INVENTORY deploy.py"
@@ -582,5 +609,39 @@ CONTROLS: tuple[Control, ...] = (
         remedy=_DEPLOY,
         risk="none",
         references=ref.BASELINE,
+    ),
+    # 019 and 020 are promises of role base now (gpuwright/audit/controls.py, MOVED).
+    Control(
+        id="GPW-ACCS-021",
+        title="sshd's log names the key that logged in.",
+        reason="Where several people have a key of one account, only the key's fingerprint says who it was.",
+        severity="low",
+        observed=(EFFECTIVE,),
+        predicate=_of("LogLevel"),
+        remedy=f"{_DEPLOY} (access.deviations)",
+        risk="none; a few more lines a login",
+        references=ref.SSH_LOG,
+    ),
+    Control(
+        id="GPW-ACCS-022",
+        title="No login account has a password that the node file does not name.",
+        reason="Console and su take it although sshd does not, and a password that came with an image is known to many.",
+        severity="high",
+        observed=(ACCOUNTS,),
+        predicate=_no_account_passwords,
+        remedy="usermod --password '*' NAME; or name the account in access.console_passwords, with a reason",
+        risk="nobody logs in at the console by that password any more",
+        references=ref.LOCAL_PASSWORDS,
+    ),
+    Control(
+        id="GPW-ACCS-023",
+        title="No login account is root by way of a group.",
+        reason="Who may talk to Docker or LXD, or write the disks, is root without sudo and without a log.",
+        severity="critical",
+        observed=(ACCOUNTS,),
+        predicate=_no_root_by_group,
+        remedy="gpasswd --delete NAME GROUP; an open session keeps the group until it ends",
+        risk="that account's docker commands need sudo",
+        references=ref.DOCKER_ACCESS.only("1.1.2"),
     ),
 )

@@ -9,7 +9,7 @@ from pyinfra.api import OperationError
 
 from gpuwright import snapshot
 from gpuwright.snapshot import CouldNotLook, Section, register
-from roles.access import sshd
+from roles.access import accounts, sshd
 from roles.access.sshd import QUERIES, HostKey
 
 T = TypeVar("T")
@@ -17,11 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Account:
-    """A login account: its number, its shell, whether a password of it is usable, and whether it is disabled."""
+    """An account: its number, its shell, and whether it is disabled."""
 
     uid: int
     shell: str
-    password: str  # "usable", "empty" or "none"
     disabled: bool
 
 
@@ -37,6 +36,7 @@ class Ssh:
     units: dict[str, str] = field(default_factory=dict)  # ssh.service and ssh.socket to their state
     stale: bool = False  # a file of its configuration is younger than what the running sshd read
     overruled: tuple[str, ...] = ()  # what files of others ask for and do not get
+    logins: tuple[accounts.LoginAccount, ...] = ()
 
 
 def parse(text: str) -> Ssh:
@@ -46,9 +46,8 @@ def parse(text: str) -> Ssh:
         word, _, rest = line.partition("\t")
         lines.setdefault(word, []).append(rest.split("\t"))
     by_query = {query: tuple(names.split(",")) for query, names in lines.get("offer", [])}
-    accounts = {
-        name: Account(int(uid), shell, password, disabled == "yes")
-        for name, uid, shell, password, disabled in lines.get("account", [])
+    known = {
+        name: Account(int(uid), shell, disabled == "yes") for name, uid, shell, disabled in lines.get("account", [])
     }
     units = {unit: state for unit, state, _ in lines.get("unit", [])}
     loaded = max((float(at) for unit, state, at in lines.get("unit", []) if unit == "ssh.service"), default=0.0)
@@ -58,7 +57,7 @@ def parse(text: str) -> Ssh:
         present="offer" in lines,
         offered={keyword: by_query.get(query, ()) for keyword, query in QUERIES.items()},
         host_keys=tuple(HostKey(path, kind, int(bits)) for path, kind, bits in lines.get("hostkey", [])),
-        accounts=accounts,
+        accounts=known,
         units=units,
         # What the clock and systemd's own count of it round away is less than this.
         stale=units.get("ssh.service") == "active" and changed > loaded + 0.05,
@@ -66,6 +65,7 @@ def parse(text: str) -> Ssh:
             f"{file} asks for {keyword} {value}{f' in Match {match}' if match else ''}; {sshd.DROP_IN} overrules it"
             for file, keyword, value, match in lines.get("other", [])
         ),
+        logins=accounts.parse(text) if "login" in lines else (),
     )
 
 
@@ -84,10 +84,11 @@ for key in /etc/ssh/ssh_host_*_key; do
 done
 { getent shadow; echo --; getent passwd; } | awk -F: -v day=$(($(date +%s) / 86400)) '
   $0 == "--" {shadow_read = 1; next}
-  !shadow_read {
-    password[$1] = $2 == "" ? "empty" : $2 ~ /^[!*]/ ? "none" : "usable"; disabled[$1] = $8 != "" && $8 + 0 <= day ? "yes" : "no"; next
-  }
-  {printf "account\t%s\t%s\t%s\t%s\t%s\n", $1, $3, $7 == "" ? "/bin/sh" : $7, password[$1] ? password[$1] : "none", disabled[$1] ? disabled[$1] : "no"}'
+  !shadow_read {disabled[$1] = $8 != "" && $8 + 0 <= day ? "yes" : "no"; next}
+  {printf "account\t%s\t%s\t%s\t%s\n", $1, $3, $7 == "" ? "/bin/sh" : $7, disabled[$1] ? disabled[$1] : "no"}'
+"""
+        + accounts.SCRIPT
+        + r"""
 # systemd counts from the boot; it changes this time at every start and every reload. In this order: what a busy machine
 # loses between the two must not make sshd look older than it is.
 read -r up _ </proc/uptime

@@ -69,6 +69,11 @@ class AccessSpec(Strict):
     password_users: dict[Account, Reason] = Field(
         default={}, description="accounts of `users` that may log in by password, each with its reason"
     )
+    console_passwords: dict[Account, Reason] = Field(
+        default={},
+        description="accounts, root among them, that keep a password for the console and su, each with its reason; ssh does not "
+        "take it",
+    )
     banner: str | None = Field(default=None, description="shown before login; the site's lawyers know the words")
     deviations: dict[str, Deviation] = Field(
         default={}, description="other values for keywords of sshd than the profile's, by keyword"

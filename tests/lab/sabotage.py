@@ -245,6 +245,9 @@ SABOTAGES: dict[str, Sabotage] = {
         "cp -a /run/kept-script /usr/local/lib/gpuwright/audit-snapshot",
         heals=True,
     ),
+    "GPW-ACCS-021": _sshd("Match all\\n LogLevel INFO\\n"),
+    "GPW-ACCS-022": Sabotage("echo auditor:a-word-of-nobody-17 | chpasswd", "usermod --password '*' auditor"),
+    "GPW-ACCS-023": Sabotage("gpasswd --add auditor disk", "gpasswd --delete auditor disk"),
     # --- firewall
     "GPW-FIRE-001": _rules("chain inet gpuwright input { policy accept; }"),
     "GPW-FIRE-002": _rules(

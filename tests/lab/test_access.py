@@ -267,6 +267,48 @@ def test_a_neighbour_that_cannot_be_overruled_is_refused_by_name(node, file, tex
     assert node.deploy().changed == []
 
 
+def test_types_of_keys_that_a_match_block_gives_one_account_are_seen(node, judged, green):
+    file = "/etc/ssh/sshd_config.d/00-a.conf"
+    console(node, f"printf 'Match User auditor\\n PubkeyAcceptedAlgorithms +ssh-rsa\\n' >{file}")
+    try:
+        found = judged.judge()["GPW-ACCS-004"]
+        assert found.outcome is Outcome.FAIL
+        assert "ssh-rsa" in found.verdict.actual and "for auditor" in found.verdict.actual
+        assert "nobody-of-that-name" not in found.verdict.actual
+    finally:
+        console(node, f"rm {file}; systemctl reload ssh; sleep 0.3")
+    assert judged.judge()["GPW-ACCS-004"].outcome is green["GPW-ACCS-004"]
+
+
+def test_accounts_that_were_there_before_are_named_and_left_alone(node):
+    console(
+        node,
+        "useradd -s /bin/bash bob; echo bob:a-word-of-nobody-17 | chpasswd; gpasswd -a bob disk; gpasswd -a bob sudo",
+    )
+    try:
+        run = node.deploy()
+        assert run.changed == []
+        assert "bob has a password, which console and su take" in run.said
+        assert "bob is in group disk, which is root by another name" in run.said
+        assert "bob is in group sudo, so sudo makes it root" in run.said
+        assert console(node, "id -nG bob").split() == ["bob", "disk", "sudo"]
+    finally:
+        console(node, "userdel bob")
+    assert "bob" not in node.deploy().said
+
+
+def test_an_audit_account_that_a_group_makes_root_is_refused(node):
+    console(node, "gpasswd --add auditor disk")
+    try:
+        run = node.run("-y")
+        assert run.status != 0
+        assert "auditor has 'sudo: audit' and is in group disk, which makes it root" in run.said
+        assert run.changed == []
+    finally:
+        console(node, "gpasswd --delete auditor disk")
+    assert node.deploy().changed == []
+
+
 def test_an_sshd_that_its_socket_starts(node):
     console(node, "systemctl disable --now ssh.service; systemctl enable --now ssh.socket")
     try:

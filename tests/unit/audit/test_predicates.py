@@ -294,6 +294,9 @@ DOCTORED = {
     "GPW-ACCS-016": [("audit-access-sudo", "pty deploy\n", "")],
     "GPW-ACCS-017": [("audit-access-sudo", r' ""\Z', "")],
     "GPW-ACCS-018": [("audit-access-script", "755 root", "775 root")],
+    "GPW-ACCS-021": [("audit-access-effective", "loglevel VERBOSE", "loglevel INFO")],
+    "GPW-ACCS-022": [("audit-access-accounts", "login\tauditor\tnone", "login\tauditor\tusable")],
+    "GPW-ACCS-023": [("audit-access-accounts", "login\tauditor\tnone\t", "login\tauditor\tnone\tdocker")],
     "GPW-FIRE-001": [
         ("audit-firewall-table", '"input", "prio": 0, "policy": "drop"', '"input", "prio": 0, "policy": "accept"')
     ],
