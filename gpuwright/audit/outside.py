@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import paramiko
 
+from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.secret import Secret
 
 TIMEOUT_SECONDS = 8.0
@@ -142,6 +143,26 @@ def ssh_methods(address: str, port: int) -> tuple[str, ...]:
             return ("none",)
         finally:
             transport.close()
+
+
+# A keyword of sshd_config and the method of RFC 4252 that its yes turns on.
+_METHODS = {
+    "PasswordAuthentication": "password",
+    "KbdInteractiveAuthentication": "keyboard-interactive",
+    "HostbasedAuthentication": "hostbased",
+    "GSSAPIAuthentication": "gssapi-with-mic",
+}
+
+
+def ssh_methods_allowed(spec: NodeSpec) -> set[str] | None:
+    """What sshd may offer somebody who has nothing, by name; None where the node file says nothing of sshd.
+
+    Keys, and what a deviation or a user with a password brings: sshd may say so to anybody.
+    """
+    if spec.access is None:
+        return None
+    asked = set(spec.access.deviations) | ({"PasswordAuthentication"} if spec.access.password_users else set())
+    return {"publickey"} | {method for keyword, method in _METHODS.items() if keyword in asked}
 
 
 def unknown_key() -> Secret:

@@ -11,6 +11,7 @@ import pytest
 
 from gpuwright.audit import outside
 from gpuwright.audit.outside import Place
+from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.secret import Secret
 
 REPOSITORY = Path(__file__).parents[3]
@@ -97,6 +98,7 @@ import socket
 
 from gpuwright.audit import outside
 from gpuwright.audit.outside import Place
+from gpuwright.spec.node import NodeSpec
 from gpuwright.spec.base import SecretRef
 from gpuwright.spec.secret import resolve
 
@@ -169,3 +171,27 @@ def test_a_key_is_never_shown_however_a_question_fails(tmp_path):
     assert "3 failed" in run.stdout, run.stdout
     assert "[secret SEKRET" in run.stdout
     assert SEKRET not in run.stdout + run.stderr + (tmp_path / "junit.xml").read_text()
+
+
+REASON = "until the tokens arrive in March"
+
+
+@pytest.mark.parametrize(
+    ("access", "allowed"),
+    [
+        (None, None),
+        ({}, {"publickey"}),
+        ({"password_users": {"alice": REASON}}, {"publickey", "password"}),
+        ({"console_passwords": {"alice": REASON}}, {"publickey"}),
+        ({"deviations": {"MaxAuthTries": {"value": "8", "reason": REASON}}}, {"publickey"}),
+        (
+            {"deviations": {"KbdInteractiveAuthentication": {"value": "yes", "reason": REASON}}},
+            {"publickey", "keyboard-interactive"},
+        ),
+    ],
+)
+def test_what_sshd_may_offer_is_what_the_node_file_asks_for(access, allowed):
+    described = {"gpuwright": 1, "summary": "a node"}
+    if access is not None:
+        described["access"] = {"users": {"alice": {"keys": ["a.pub"], "sudo": "all"}}, **access}
+    assert outside.ssh_methods_allowed(NodeSpec.model_validate(described)) == allowed
