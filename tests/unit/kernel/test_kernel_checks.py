@@ -259,5 +259,5 @@ def test_a_profile_s_modules_left_out_are_waived():
     spec = changed(deviations={"modules": "the machine is a test's"})
     found = judged(modprobe="", spec=spec)["GPW-KERN-012"]
     assert found.outcome is Outcome.WAIVED and "a test's" in found.verdict.actual
-    container = judged(virtualization="systemd-nspawn", answer="container\n", spec=spec)
+    container = judged(virtualization="systemd-nspawn", answer=container_answer(), spec=spec)
     assert {result.outcome for result in container.values()} == {Outcome.NOT_APPLICABLE}
