@@ -26,6 +26,22 @@ BEGIN, END = "<!-- profiles: begin -->", "<!-- profiles: end -->"
 
 ASKED: tuple[Setting, ...] = (
     Setting(
+        "role `access`",
+        from_cis1("the node file has it"),
+        "these profiles say how people log in",
+        "whoever `access.users` does not name",
+        "none: who leaves logins to sshd wants baseline",
+        ref.SSH_WHO.only(),
+    ),
+    Setting(
+        "role `kernel`",
+        from_cis1("the node file has it"),
+        "these profiles set sysctls and keep modules out",
+        "what the tables of sysctls and modules say",
+        "none: who leaves the kernel as it is wants baseline; `kernel.sysctls` and `kernel.kept_modules` name single ones",
+        ref.KERNEL_PROTECTION,
+    ),
+    Setting(
         "role `firewall`",
         from_cis1("the node file has it"),
         "what these profiles promise ends at a port that anybody reaches",
