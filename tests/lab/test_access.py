@@ -215,10 +215,12 @@ def judged(node):
 @pytest.fixture(scope="module")
 def green(judged):
     found = judged.judge()
+    # What a lab host's kernel records, only its machine's kernel can tell.
     wrong = {
         key: (r.outcome.value, r.verdict.actual)
         for key, r in found.items()
         if r.outcome not in (Outcome.PASS, Outcome.NOT_APPLICABLE)
+        and not (r.outcome is Outcome.MANUAL and "this is a container" in r.verdict.actual)
     }
     assert wrong == {}
     return {key: result.outcome for key, result in found.items()}
