@@ -1,6 +1,7 @@
 """Every control can fail: green on a converged host, red after its sabotage and nothing else with it, green again."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -135,6 +136,8 @@ def test_the_whole_audit_is_one_exchange_and_takes_a_second(node, green):
             "PYTHONPATH": str(REPOSITORY),
             "HOME": "/root",
             "GPUWRIGHT_AUDIT_KEY": node.site.key,
+            # Which lab the host is of.
+            **{name: value for name, value in os.environ.items() if name.startswith("GPUWRIGHT_LAB")},
         },
         check=False,
     )
