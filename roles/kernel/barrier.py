@@ -133,10 +133,14 @@ def _settle(state: Any, host: Any, change: boot.Change, timeout: int) -> bool:
             said = waited
             logger.info(f"{host.print_prefix}{change.what}: verifying for {waited:.0f} s: {sentence}")
         if not status:
-            clear_askpass_cache(host)
-            host.disconnect()
-            host.connect(show_errors=False)
+            _connect_anew(host)
         time.sleep(2)
+
+
+def _connect_anew(host: Any) -> None:
+    clear_askpass_cache(host)
+    host.disconnect()
+    host.connect(show_errors=False)
 
 
 def _wait_for_units(state: Any, host: Any, timeout: int) -> bool:
@@ -166,9 +170,7 @@ def _wait_for_units(state: Any, host: Any, timeout: int) -> bool:
             due = waited + 15
             logger.info(f"{host.print_prefix}starting for {waited:.0f} of at most {timeout} s: {', '.join(left)}")
         if not status:
-            clear_askpass_cache(host)
-            host.disconnect()
-            host.connect(show_errors=False)
+            _connect_anew(host)
         time.sleep(2)
 
 
