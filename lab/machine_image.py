@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab import blank
 from lab.command import LabError, run
+from lab.debian import RELEASES
 from lab.network import Segment
 from lab.paths import CACHE, locked
 from lab.progress import step
@@ -45,7 +46,7 @@ _PROVISIONED = (
     "unattended-upgrades",
 )
 VARIANTS = {"blank": (), "provisioned": _PROVISIONED}
-RELEASES = ("trixie",)
+_SINCE_TRIXIE = {"docker-cli"}  # before, docker.io brings it
 
 _FILES = Path(__file__).with_name("machine_files")
 _MIB = 1 << 20
@@ -61,9 +62,15 @@ _GRUB_MODULES = ("part_gpt", "fat", "ext2", "normal", "search", "search_fs_uuid"
 def check(release: str, variant: str) -> None:
     """Raise LabError for a release or a variant that the lab does not make."""
     if release not in RELEASES:
-        raise LabError(f"machines run {', '.join(RELEASES)}, not {release!r}; other releases are for hosts")
+        raise LabError(f"machines run {', '.join(RELEASES)}, not {release!r}")
     if variant not in VARIANTS:
         raise LabError(f"image {variant!r} is not one the lab makes; allowed: {', '.join(VARIANTS)}")
+
+
+def packages(release: str, variant: str) -> list[str]:
+    """What is installed on a blank server beyond the hosts' own packages."""
+    absent = set() if release == "trixie" else _SINCE_TRIXIE
+    return [package for package in (*_BOOT, *VARIANTS[variant]) if package not in absent]
 
 
 def recipe(release: str, variant: str) -> str:
@@ -72,7 +79,7 @@ def recipe(release: str, variant: str) -> str:
         path.relative_to(_FILES).as_posix(): path.read_text() for path in sorted(_FILES.rglob("*")) if path.is_file()
     }
     layout = [_ESP_START, _ESP_SIZE, _ROOT_START, _ROOT_SIZE, _ROOT_UUID, _ESP_SERIAL]
-    return blank.recipe(release, _VERSION, _BOOT, VARIANTS[variant], layout, _GRUB_MODULES, files)
+    return blank.recipe(release, _VERSION, packages(release, variant), layout, _GRUB_MODULES, files)
 
 
 def image(release: str, variant: str, segment: Segment) -> Path:
@@ -92,7 +99,7 @@ def build(release: str, variant: str, segment: Segment, target: Path) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f".{release}-{variant}-", dir=target.parent))
     try:
         root = draft / "root"
-        blank.install(release, segment, root, [*_BOOT, *VARIANTS[variant]])
+        blank.install(release, segment, root, packages(release, variant))
         _settle(root)
         disk = draft / "disk.raw"
         _partition(disk)
@@ -139,9 +146,10 @@ def _settle(root: Path) -> None:
 
 
 def _unpack_modules(root: Path) -> None:
-    """Kernel modules as plain files: Debian compresses them with xz, and an emulated processor unpacked one for eleven seconds."""
+    """Kernel modules as plain files: Debian 13 compresses them with xz, and an emulated processor unpacked one for eleven seconds."""
     packed = [str(path) for path in (root / "usr/lib/modules").rglob("*.ko.xz")]
-    run(["xz", "--decompress", "--threads=0", *packed], timeout=300)
+    if packed:
+        run(["xz", "--decompress", "--threads=0", *packed], timeout=300)
     for release in (root / "usr/lib/modules").iterdir():
         _chroot(root, "depmod", release.name)
 

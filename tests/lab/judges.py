@@ -16,7 +16,6 @@ from gpuwright.render import REPOSITORY
 
 PAGE = REPOSITORY / "docs/hardening.md"
 RELEASES = {"trixie": "Debian 13", "bookworm": "Debian 12"}
-MACHINE = "Debian 13, a machine"
 STAGES = ("blank", "baseline", "server-cis1", "strict")
 GUIDES = {
     "standard": "Standard System Security Profile",

@@ -174,7 +174,10 @@ def test_the_command_line_works_on_machines_as_on_hosts(machine):
     "arguments, sentence",
     [
         (("--machine", "Bad_Name"), "'Bad_Name' is no machine name for the lab"),
-        (("--machine", "x", "--release", "bookworm"), "machines run trixie, not 'bookworm'"),
+        (
+            ("--machine", "node-1", "--release", "bookworm"),
+            "node-1 is a machine of kind hbm with the provisioned image of trixie",
+        ),
         (("--kind", "pairs"), "--kind and --image are of machines; name one with --machine NAME"),
         (("--machine", "x", "--names", "y"), "--names is of hosts and --machine of machines; give one of them"),
         (

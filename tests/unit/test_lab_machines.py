@@ -81,7 +81,7 @@ def test_the_recipe_follows_files_and_variant(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "check, sentence",
     [
-        (lambda: machine_image.check("bookworm", "blank"), "machines run trixie, not 'bookworm'"),
+        (lambda: machine_image.check("buster", "blank"), "machines run trixie, bookworm, not 'buster'"),
         (
             lambda: machine_image.check("trixie", "full"),
             "image 'full' is not one the lab makes; allowed: blank, provisioned",
