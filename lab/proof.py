@@ -18,6 +18,8 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "proof.md"
 MARK = "<!-- everything below is written by ./run proof -->\n"
@@ -30,8 +32,8 @@ def targets() -> list[str]:
     return ["tests/unit", *(path.relative_to(REPOSITORY).as_posix() for path in files), "tests/bench"]
 
 
-def run(target: str) -> str:
-    """Run one target to its end; returns its row."""
+def run(target: str) -> str | None:
+    """Run one target to its end; returns its row, None when somebody ended it before: half a file is no proof of it."""
     started = time.monotonic()
     print(f"proof: {target}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -39,8 +41,10 @@ def run(target: str) -> str:
         # An empty marker expression runs what `./run test` leaves out.
         command = [sys.executable, "-m", "pytest", target, "-m", "", f"--junitxml={report}"]
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GPUWRIGHT_RECORD": "1"}
-        subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
+        ended = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    if ended == pytest.ExitCode.INTERRUPTED and not any(len(case) for case in cases):
+        return None
     outcomes = Counter(
         next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed") for case in cases
     )
@@ -87,6 +91,8 @@ def main() -> None:
     bad = 0
     for target in chosen:
         row = run(target)
+        if row is None:
+            sys.exit(f"proof: {target} was interrupted, and its row stays what it was")
         record(row)
         bad += row.split(" | ")[2] != "0"
     print(f"proof: recorded in {PAGE.relative_to(REPOSITORY)}", file=sys.stderr)
