@@ -10,6 +10,8 @@ import sampling
 
 import lab
 
+pytest.register_assert_rewrite("hardened")
+
 SAMPLE = {
     "test_machine.py": [
         "test_it_boots_through_firmware_and_grub",
