@@ -82,7 +82,8 @@ def base(spec: BaseSpec, profile: Profile) -> None:
     if time.warning:
         logger.warning(f"{host.print_prefix}time: {time.warning}")
 
-    wanted, recorder = drop_ins(spec, timesyncd=ours), recorder_files()
+    wanted = drop_ins(spec, timesyncd=ours, audit=auditing.stays_on(seen, spec, profile))
+    recorder = recorder_files()
     files(name="Install the lock-out guard", role=ROLE, files=guard.files())
     enabled(name="Have the lock-out guard look at every boot", units=[guard.UNIT])
     guard.acknowledge()
@@ -200,13 +201,13 @@ def packages(spec: BaseSpec, profile: Profile, timesyncd: bool) -> list[str]:
     return chosen
 
 
-def drop_ins(spec: BaseSpec, timesyncd: bool) -> list[File]:
-    """The role's files."""
+def drop_ins(spec: BaseSpec, timesyncd: bool, audit: bool) -> list[File]:
+    """The role's files; ``audit``: the kernel's audit is on, or shall be."""
     chosen = [
         File("/etc/needrestart/conf.d/gpuwright.conf", static("base/etc/needrestart/conf.d/gpuwright.conf")),
         File(
             "/etc/systemd/journald.conf.d/gpuwright.conf",
-            template("base/etc/systemd/journald.conf.d/gpuwright.conf.j2", max_use=spec.journal_max_use),
+            template("base/etc/systemd/journald.conf.d/gpuwright.conf.j2", max_use=spec.journal_max_use, audit=audit),
         ),
     ]
     name = "etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"

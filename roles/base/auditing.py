@@ -211,6 +211,16 @@ def wanted(spec: BaseSpec, profile: Profile) -> bool:
     return profile != "baseline" and "audit" not in spec.deviations
 
 
+def stays_on(seen: Snapshot, spec: BaseSpec, profile: Profile) -> bool:
+    """Whether journald must not turn the kernel's audit off: the profile has it on, or the site has."""
+    if seen.read(snapshot.SYSTEM).is_container:
+        return False
+    try:
+        return wanted(spec, profile) or seen.read(LOADED).status.get("enabled", "0") != "0"
+    except snapshot.CouldNotLook:
+        return False
+
+
 def rules(profile: Profile) -> list[Rules]:
     """The profile's."""
     return [one for one in RULES if profile == "strict" or (profile != "baseline" and not one.strict_only)]
@@ -314,10 +324,12 @@ def loaded(profile: Profile) -> Generator[StringCommand, None, None]:
         now = snapshot.read(host).read(LOADED)
     except snapshot.CouldNotLook:
         now = Loaded({}, frozenset(), frozenset())
-    if now.status.get("enabled") == "2" or (now.status and not missing(now, profile) and not superfluous(now, profile)):
-        host.noop(
-            "the kernel has the rules" if now.status.get("enabled") != "2" else "the rules are locked until a reboot"
-        )
+    enabled = now.status.get("enabled", "0")
+    if enabled == "2":
+        host.noop("the rules are locked until a reboot")
+        return
+    if enabled == "1" and not missing(now, profile) and not superfluous(now, profile):
+        host.noop("the kernel has the rules")
         return
     snapshot.forget(host)
     yield Watched(SCRIPT)

@@ -92,6 +92,19 @@ def test_server_cis1_comes_without_a_reboot(trial):
     assert trial.sh("auditctl -s | sed -n 's/^enabled //p'") == "1"
 
 
+def test_a_journald_that_starts_leaves_the_kernel_s_audit_on(trial):
+    """Debian 12's turns it off, unless it is told not to."""
+    trial.sh("systemctl restart systemd-journald.service; sleep 5")
+    assert trial.sh("auditctl -s | sed -n 's/^enabled //p'") == "1"
+
+
+def test_an_audit_that_somebody_turned_off_is_red_and_turned_on_again(trial):
+    trial.host.run("auditctl -e 0")
+    assert failed(trial) == {"GPW-BASE-024"}
+    assert trial.deploy().changed == ["Audit | Load the rules of the kernel's audit"]
+    assert failed(trial) == set()
+
+
 def test_what_changes_who_may_do_what_is_recorded(trial):
     trial.sh("useradd -m audited; userdel -r audited; sync; sleep 1")
     assert "gpuwright-accounts" in trial.sh("ausearch --input-logs -k gpuwright-accounts --raw | head -c 4000")

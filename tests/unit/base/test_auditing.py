@@ -147,3 +147,20 @@ def test_rules_that_strict_does_not_find_locked_are_red(enabled, profile, red):
     verdict = auditing_checks._rules(Snapshot({"kernel-audit": (0, answer)}), described)
     assert (verdict.outcome is Outcome.FAIL) is red, verdict.actual
     assert ("the rules are not locked (enabled 1)" in verdict.actual) is red
+
+
+@pytest.mark.parametrize(
+    ("said", "profile", "virtualization", "on"),
+    [
+        (STATUS, "baseline", "none", True),
+        (STATUS.replace("enabled 1", "enabled 2"), "baseline", "none", True),
+        (STATUS.replace("enabled 1", "enabled 0"), "baseline", "none", False),
+        ("", "baseline", "none", False),  # no auditctl
+        (STATUS.replace("enabled 1", "enabled 0"), "server-cis1", "none", True),
+        (STATUS, "strict", "systemd-nspawn", False),  # its machine's
+    ],
+)
+def test_journald_is_told_to_leave_the_audit_on_where_it_is_or_shall_be(said, profile, virtualization, on):
+    system = f"ID=debian\nARCHITECTURE=x86_64\nKERNEL=6.1.0\nVIRTUALIZATION={virtualization}\nREBOOT=no\n"
+    answers = Snapshot({"kernel-audit": (0, said), "system": (0, system)})
+    assert auditing.stays_on(answers, BaseSpec(), profile) is on

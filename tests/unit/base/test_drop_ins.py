@@ -19,13 +19,13 @@ from roles.base.spec import STACK, BaseSpec
 UPGRADES = "/etc/apt/apt.conf.d/52gpuwright-unattended-upgrades"
 
 
-def content(spec: BaseSpec, path: str, timesyncd: bool = True) -> str:
-    (found,) = [file.data.decode() for file in role.drop_ins(spec, timesyncd) if file.path == path]
+def content(spec: BaseSpec, path: str, timesyncd: bool = True, audit: bool = False) -> str:
+    (found,) = [file.data.decode() for file in role.drop_ins(spec, timesyncd, audit) if file.path == path]
     return found
 
 
 def test_every_file_names_its_owner():
-    for file in role.drop_ins(BaseSpec(time_servers=("ntp.example",)), timesyncd=True):
+    for file in role.drop_ins(BaseSpec(time_servers=("ntp.example",)), timesyncd=True, audit=True):
         assert "Owned by gpuwright, role base." in file.data.decode().splitlines()[0], file.path
 
 
@@ -37,6 +37,13 @@ def test_the_journal_is_persistent_compressed_and_capped():
         "Compress=yes",
         "SystemMaxUse=1073741824",
     ]
+
+
+def test_journald_leaves_the_kernel_s_audit_on_where_it_is_on():
+    """Debian 12's turns it off at every start of its own, as at the end of our own step about the journal."""
+    path = "/etc/systemd/journald.conf.d/gpuwright.conf"
+    assert content(BaseSpec(), path, audit=True).splitlines()[-1] == "Audit=yes"
+    assert "Audit=" not in content(BaseSpec(), path)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,7 @@ def test_needrestarts_drop_in_is_perl():
 def test_what_is_switched_off_has_no_package_and_says_so():
     why = "a crash is being looked for"
     spec = BaseSpec(unattended_upgrades=False, time_servers=("ntp.example",), deviations={"core-dumps": why})
-    assert [file.path for file in role.drop_ins(spec, timesyncd=False)] == [
+    assert [file.path for file in role.drop_ins(spec, timesyncd=False, audit=False)] == [
         "/etc/needrestart/conf.d/gpuwright.conf",
         "/etc/systemd/journald.conf.d/gpuwright.conf",
         UPGRADES,
