@@ -20,8 +20,8 @@ command -v jq >/dev/null || exit 1
 systemctl show --property=ActiveState,UnitFileState --value {RECORDER} | paste -sd' ' | sed 's/^/unit /'
 {{
   cat /var/lib/gpuwright/gpu-faults/record* 2>/dev/null | awk '{{print "kept " $2}}'
-  journalctl --quiet --no-pager --since=-7d --until=-5s --output=json --output-fields=MESSAGE _TRANSPORT=kernel |
-    jq -r 'select(.MESSAGE | type == "string" and test("NVRM: .*(Xid|fallen off the bus)|SXid")) | "said \(._BOOT_ID):\(.__MONOTONIC_TIMESTAMP)"'
+  journalctl --quiet --no-pager --since=-7d --until=-5s --output=json --output-fields=MESSAGE,SYSLOG_IDENTIFIER _TRANSPORT=kernel |
+    jq -r 'select((.MESSAGE | type) == "string" and ("\(.SYSLOG_IDENTIFIER): \(.MESSAGE)" | test("NVRM: .*(Xid|fallen off the bus)|SXid"))) | "said \(._BOOT_ID):\(.__MONOTONIC_TIMESTAMP)"'
 }} | awk '$1 == "kept" {{kept[$2]; next}} $1 == "said" {{said++}} $1 == "said" && !($2 in kept) {{missing++; if (missing <= 5) print "missing " $2}}
         END {{for (key in kept) total++; print "said " said + 0 "\nkept " total + 0}}'
 exit 0
