@@ -65,7 +65,7 @@ if spec.engine:
     judged = [group.engine for group in peers]
     engine(spec.engine, models=spec.models, hardware=spec.hardware, barrier=barrier, judged=judged)
 if spec.gateway:
-    gateway(spec.gateway, engines=upstreams(spec.engine))
+    gateway(spec.gateway, engines=upstreams(spec.engine), profile=spec.hardening)
 if spec.containers:
     containers_verified(gpus=spec.hardware.gpus.count)
 audited(spec.base, profile=spec.hardening)  # last: what it watches is there by now

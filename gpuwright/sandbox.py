@@ -354,6 +354,11 @@ def gateway(low_port: bool) -> Confined:
     return Confined("gpuwright-gateway.service", tuple(deviations))
 
 
+def engine_guard() -> Confined:
+    """What keeps accounts of the node from its engines."""
+    return Confined("gpuwright-engine-guard.service", (_PACKET_FILTER,))
+
+
 def _weights(store: str, source: str | None) -> tuple[Deviation, ...]:
     written = Deviation(
         "Weights are written here, and read by the engine's user.", {"ReadWritePaths": store, "UMask": "0022"}
@@ -379,7 +384,8 @@ def _temporary(*paths: str | None) -> list[Deviation]:
 
 def of_node(spec: NodeSpec) -> tuple[Confined, ...]:
     """Every unit that a node may have by its node file; a container has no ``gpuwright-acs.service``, and a Docker that
-    keeps neighbours away itself no ``gpuwright-neighbour-guard.service``."""
+    keeps neighbours away itself no ``gpuwright-neighbour-guard.service``, and ``gateway.only_way_in`` decides about
+    ``gpuwright-engine-guard.service``."""
     from gpuwright.peers import judged_engines
 
     found = [guard(), gpu_faults()]
@@ -404,4 +410,5 @@ def of_node(spec: NodeSpec) -> tuple[Confined, ...]:
             found.append(engine(name, bool(one.gpus), name in judged, drops, spec.models.store))
     if spec.gateway:
         found.append(gateway(any(listen.port < 1024 for listen in spec.gateway.listen)))
+        found.append(engine_guard())
     return tuple(found)

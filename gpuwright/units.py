@@ -69,6 +69,7 @@ def running(
     units: Sequence[str],
     stale: Callable[[snapshot.Snapshot], Sequence[str]] | None = None,
     reload: bool = False,
+    dropped_into: Sequence[str] = (),
 ) -> Generator[StringCommand, None, None]:
     """Enable and start `units`; restart (or reload) those that `stale` names.
 
@@ -76,6 +77,7 @@ def running(
     + stale: says which of them run with something else than what they should; it asks the running thing, not the
       files, so that a run killed between a change and its restart is healed by the next one
     + reload: `systemctl reload` instead of a restart
+    + dropped_into: units of others into which the role has put a drop-in; they are read anew, and left as they run
 
     daemon-reload follows systemd's own word (NeedDaemonReload=), for the same reason.
     """
@@ -89,7 +91,7 @@ def running(
     needs_reload = any(
         properties.get("NeedDaemonReload") == "yes" or properties.get("LoadState") != "loaded"
         for properties in state.values()
-    )
+    ) or any(found.get(unit, {}).get("NeedDaemonReload") == "yes" for unit in dropped_into)
     enable = [
         unit
         for unit, p in state.items()

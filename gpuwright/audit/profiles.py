@@ -19,6 +19,7 @@ from roles.access import keys, sshd
 from roles.access.spec import AccessSpec
 from roles.base import auditing
 from roles.base import hardening as base
+from roles.gateway import engine_guard
 from roles.kernel import hardening as kernel
 
 BEGIN, END = "<!-- profiles: begin -->", "<!-- profiles: end -->"
@@ -59,6 +60,24 @@ ASKED: tuple[Setting, ...] = (
     ),
 )
 """What gpuwright/spec/rules/hardening.py refuses a node file without."""
+
+
+def _each(value: Callable[[Profile], str | None]) -> tuple[str | None, str | None, str | None]:
+    baseline, cis1, strict = (value(profile) for profile in PROFILES)
+    return baseline, cis1, strict
+
+
+OF_GATEWAY: tuple[Setting, ...] = (
+    Setting(
+        "the gateway is the only way to engines",
+        _each(lambda profile: "root and the gateway's account" if engine_guard.wanted(None, profile) else None),
+        "an engine asks nobody for a key, so that a program on the node is past keys, path list and access log",
+        "programs of the site that ask engines on loopback (a metrics agent), or containers of Docker's other networks than the "
+        "default one by their own addresses",
+        "`gateway.only_way_in: false`; `gateway.local_clients` names single accounts",
+        ref.KEYS_AUTHENTICATE,
+    ),
+)
 
 
 def of_access() -> Iterable[Setting]:
@@ -116,11 +135,6 @@ def _offered(keyword: str, profile: Profile) -> str:
     return ", ".join(sshd.allowed(profile)[keyword])
 
 
-def _each(value: Callable[[Profile], str | None]) -> tuple[str | None, str | None, str | None]:
-    baseline, cis1, strict = (value(profile) for profile in PROFILES)
-    return baseline, cis1, strict
-
-
 def page() -> str:
     """Markdown: one table per kind of setting, and what is left out."""
     parts = [
@@ -129,6 +143,7 @@ def page() -> str:
         ("Kernel settings (role `kernel`, sysctl)", _quoted(kernel.SYSCTLS)),
         ("Kernel modules (role `kernel`)", _quoted(kernel.MODULES)),
         ("Who logs in, and how (role `access`)", tuple(of_access())),
+        ("Who reaches engines (role `gateway`)", OF_GATEWAY),
         ("What the node file must have besides", ASKED),
     ]
     text = "\n".join(f"### {title}\n\n{_table(settings)}" for title, settings in parts)

@@ -250,10 +250,12 @@ def neighbour_guard(files: Sequence[atomic.File]) -> Generator[StringCommand, No
         validate=[atomic.Validate(f"nft -c -f .{files[0].path}")],
         claims=[Owned("table", TABLE)],
     )
-    yield from units.running._inner(units=[GUARD_UNIT], stale=guard_is_stale(files[0].data), reload=True)
-    if snapshot.read(host).read(snapshot.UNITS).get("nftables.service", {}).get("NeedDaemonReload") == "yes":
-        snapshot.forget(host)
-        yield StringCommand("systemctl", "daemon-reload")
+    yield from units.running._inner(
+        units=[GUARD_UNIT],
+        stale=guard_is_stale(files[0].data),
+        reload=True,
+        dropped_into=["nftables.service"],
+    )
 
 
 def to_hold(installed: Sequence[str], held: frozenset[str], among: Sequence[str] = DOCKER_PACKAGES) -> list[str]:

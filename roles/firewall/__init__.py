@@ -13,11 +13,12 @@ from gpuwright import guard, ownership, sandbox, snapshot
 from gpuwright.atomic import File, Validate
 from gpuwright.guard import Undo
 from gpuwright.ingress import Ingress
+from gpuwright.nftables import differences
 from gpuwright.ownership import Owned
 from gpuwright.render import static, template
 from roles.firewall.facts import FIREWALL, SITE, Firewall
 from roles.firewall.spec import FirewallSpec
-from roles.firewall.table import PATH, TABLE, differences, rules
+from roles.firewall.table import PATH, TABLE, rules
 
 ROLE = "firewall"
 UNIT = "gpuwright-firewall.service"
@@ -108,7 +109,7 @@ def stale(seen: snapshot.Snapshot) -> list[str]:
     now = seen.read(FIREWALL)
     units = seen.read(snapshot.UNITS)
     own = units.get(UNIT, {})
-    reasons = differences(now.live, now.wanted)
+    reasons = differences(TABLE, now.live, now.wanted)
     if own.get("ActiveState") != "active" or own.get("UnitFileState") != "enabled":
         reasons.append(f"{UNIT} is {own.get('ActiveState')}, {own.get('UnitFileState') or 'not enabled'}")
     reasons += [

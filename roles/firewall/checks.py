@@ -10,11 +10,12 @@ from typing import Any
 from gpuwright.audit import references as ref
 from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
 from gpuwright.ingress import ingress
+from gpuwright.nftables import Table, differences, parse
 from gpuwright.snapshot import UNITS, Section, Snapshot
 from gpuwright.spec.node import NodeSpec
 from roles.firewall import UNIT
 from roles.firewall.facts import SITE
-from roles.firewall.table import PATH, TABLE, Table, differences, parse, rules
+from roles.firewall.table import PATH, TABLE, rules
 
 # --- observations ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ def _default_deny(chain: str) -> Any:
 def _as_in_the_node_file(seen: Snapshot, spec: NodeSpec) -> Verdict:
     assert spec.firewall
     digest, wanted = seen.read(FILE)
-    faults = differences(seen.read(LIVE), wanted)
+    faults = differences(TABLE, seen.read(LIVE), wanted)
     if digest != hashlib.sha256(rules(spec.firewall, ingress(spec))).hexdigest():
         faults.insert(0, f"{PATH} is not what the node file makes")
     return without(
@@ -87,11 +88,12 @@ def _at_boot(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 def _survives_a_reload(seen: Snapshot, spec: NodeSpec) -> Verdict:
     commands = [line.removeprefix("nftables ") for line in seen.read(OTHERS) if line.startswith("nftables ")]
-    # What nft loads from another file than ours may flush, today or after an edit.
+    # What nft loads from another file than ours (this role's and role gateway's) may flush, today or after an edit.
     faults = [
         f"nftables.service, Exec{kind}=: {command}"
         for kind, _, command in (entry.partition(" ") for entry in commands)
-        if "flush ruleset" in command or any(file != PATH for file in re.findall(r"/nft .*-f (\S+)", command))
+        if "flush ruleset" in command
+        or any(not file.startswith("/etc/gpuwright/") for file in re.findall(r"/nft .*-f (\S+)", command))
     ]
     faults += [f"/etc/nftables.conf: {why}" for why in seen.read(SITE)]
     return without(

@@ -7,9 +7,10 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuwright.nftables import Table, parse
 from gpuwright.render import static
 from gpuwright.snapshot import Section, register
-from roles.firewall.table import PATH, TABLE, Table, parse
+from roles.firewall.table import PATH, TABLE
 
 # One line per observation, "name base64".
 #

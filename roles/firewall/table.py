@@ -1,10 +1,8 @@
-"""The table as text for ``nft -f``, and as what ``nft -j list table`` says of it, made comparable."""
+"""The table as text for ``nft -f``."""
 
 from __future__ import annotations
 
 import ipaddress
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,66 +70,3 @@ def rules(spec: FirewallSpec, ports: Ingress) -> bytes:
         bridges=spec.container_interfaces,
         egress=spec.container_egress,
     )
-
-
-# --- what the kernel has --------------------------------------------------------------------------------------------
-
-
-Table = dict[str, list[Any]]
-"""Chain name to what it has: its hook, then its rules in order. Sets and maps by name, too."""
-
-
-def parse(text: str) -> Table | None:
-    """``nft -j list table`` without what differs from load to load (handles, counts). None for no table. Raises ValueError."""
-    if not text.strip():
-        return None
-    found: Table = {}
-    for entry in json.loads(text)["nftables"]:
-        [(kind, body)] = entry.items()
-        if kind == "metainfo" or kind == "table":
-            continue
-        if kind == "rule":
-            rule = {"comment": body["comment"]} if "comment" in body else {}
-            found.setdefault(body["chain"], []).append(rule | {"expr": _stateless(body["expr"])})
-            continue
-        own = {key: value for key, value in body.items() if key not in ("family", "table", "name", "handle")}
-        found[body["name"]] = [_stateless({kind: own})]
-    return found
-
-
-def _stateless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: None if key == "counter" else _stateless(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_stateless(inner) for inner in value]
-    return value
-
-
-def differences(live: Table | None, wanted: Table | None) -> list[str]:
-    """One sentence per chain that is not what it should be; empty when the kernel has what the file says."""
-    if wanted is None:
-        return ["the rules in the file cannot be loaded"]
-    if live is None:
-        return [f"table {TABLE} is not loaded"]
-    found = []
-    for name in sorted(live.keys() | wanted.keys()):
-        if name not in live:
-            found.append(f"chain {name} is gone")
-        elif name not in wanted:
-            found.append(f"chain {name} is not ours")
-        elif live[name] != wanted[name]:
-            found.append(f"chain {name}: {_first(live[name], wanted[name])}")
-    return found
-
-
-def _first(live: Sequence[Any], wanted: Sequence[Any]) -> str:
-    """Where two chains part."""
-    if live[0] != wanted[0]:
-        return f"hook or policy is {json.dumps(live[0])}"
-    extra = [rule for rule in live[1:] if rule not in wanted[1:]]
-    gone = [rule for rule in wanted[1:] if rule not in live[1:]]
-    if extra:
-        return f"{len(extra)} rule(s) that are not ours, the first: {json.dumps(extra[0]['expr'])}"
-    if gone:
-        return f"{len(gone)} rule(s) are gone, the first: {gone[0].get('comment') or json.dumps(gone[0]['expr'])}"
-    return "its rules are in another order, or twice"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from pyinfra.api import OperationError, deploy
 
-from gpuwright import render, sandbox
+from gpuwright import render, sandbox, units
 from gpuwright.atomic import File, Validate, files
 from gpuwright.ownership import Owned, retire
+from gpuwright.spec.base import Profile
 from gpuwright.spec.secret import SecretError, resolve
 from gpuwright.upstreams import Upstream
-from roles.gateway import keys, operations
+from roles.gateway import engine_guard, keys, operations
 from roles.gateway.caddyfile import configuration
 from roles.gateway.spec import GatewaySpec, TlsAcme, TlsOwn
 
@@ -37,8 +38,13 @@ def _certificates(spec: GatewaySpec) -> tuple[list[File], bytes | None]:
 
 
 @deploy("Gateway")
-def gateway(spec: GatewaySpec, engines: Sequence[Upstream]) -> None:
-    """Caddy in front of `engines`: keys, allowed paths, load balancing, access log."""
+def gateway(spec: GatewaySpec, engines: Sequence[Upstream], profile: Profile) -> None:
+    """Caddy in front of `engines`: keys, allowed paths, load balancing, access log.
+
+    + spec: the role's settings
+    + engines: what it leads to
+    + profile: says, where `spec` does not, whether the gateway is the only way to the engines
+    """
     try:
         accepted = keys.accepted(keys.load(Path(spec.keys_file)), spec.keys)
         certificates, roots = _certificates(spec)
@@ -94,4 +100,25 @@ def gateway(spec: GatewaySpec, engines: Sequence[Upstream]) -> None:
         unit_identity=unit_identity,
         roots=roots,
     )
-    retire("gateway", keep=[script.owned, service.owned, *(file.owned for file in configured), user, binary, GOOD])
+    guard: list[Owned] = []
+    if engines and engine_guard.wanted(spec.only_way_in, profile):
+        clients = (operations.USER, *spec.local_clients)
+        written = engine_guard.files(engines, clients)
+        guard = [*(file.owned for file in written), Owned("table", engine_guard.TABLE)]
+        files(
+            name="Write the engine guard's rules",
+            role="gateway",
+            files=written,
+            validate=[engine_guard.known(clients), Validate(f"nft -c -f .{engine_guard.PATH}")],
+            claims=[Owned("table", engine_guard.TABLE)],
+        )
+        units.running(
+            name=f"Keep local accounts away from engines (table {engine_guard.TABLE})",
+            units=[engine_guard.UNIT],
+            stale=engine_guard.stale,
+            reload=True,
+            dropped_into=["nftables.service"],
+        )
+    retire(
+        "gateway", keep=[script.owned, service.owned, *(file.owned for file in configured), user, binary, GOOD, *guard]
+    )

@@ -19,7 +19,7 @@ from gpuwright.snapshot import OWNED, CouldNotLook, Section, Snapshot
 from gpuwright.snapshot import UNITS as ALL_UNITS
 from gpuwright.spec.node import NodeSpec
 from gpuwright.upstreams import upstreams
-from roles.gateway import keys, operations
+from roles.gateway import engine_guard, keys, operations
 from roles.gateway.caddyfile import configuration
 from roles.gateway.facts import GATEWAY, GatewayState
 from roles.gateway.spec import GatewaySpec, TlsInternal, TlsOff, TlsOwn
@@ -426,6 +426,24 @@ def _private_keys(seen: Snapshot, spec: NodeSpec) -> Verdict:
     return without(faults, "private keys closed to others", f"{len(found)} keys")
 
 
+def _only_way_in(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    engines = upstreams(spec.engine)
+    if not engines or not engine_guard.wanted(_spec(spec).only_way_in, spec.hardening):
+        return not_applicable("the node file lets local accounts ask its engines (gateway.only_way_in)")
+    found, unit = seen.read(engine_guard.TABLES), seen.read(ALL_UNITS).get(engine_guard.UNIT, {})
+    faults = found.differences
+    clients = (operations.USER, *_spec(spec).local_clients)
+    if found.sha256 != hashlib.sha256(engine_guard.rules(engines, clients)).hexdigest():
+        faults.insert(0, f"{engine_guard.PATH} is not what the node file makes")
+    state = f"{unit.get('ActiveState', 'absent')}, {unit.get('UnitFileState', 'absent')}"
+    if state != "active, enabled":
+        faults.append(f"{engine_guard.UNIT} is {state}")
+    ports = ", ".join(str(engine.port) for engine in engines)
+    return without(
+        faults, f"{engine_guard.TABLE} as the node file makes it, now and at every boot", f"port {ports}: so it is"
+    )
+
+
 # --- the list -------------------------------------------------------------------------------------------------------
 
 _CONVERGE = "pyinfra INVENTORY deploy.py"
@@ -684,5 +702,17 @@ CONTROLS = (
         remedy="chmod o= FILE, and replace the certificate: the key may have been read",
         risk="clients that trust the internal authority need its new root",
         references=ref.TLS_KEYS,
+    ),
+    Control(
+        id="GPW-GATE-024",
+        title="Accounts of the node reach its engines by the gateway only.",
+        reason="An engine asks nobody for a key: whoever runs a program on the node is past keys, path list and access log.",
+        severity="medium",
+        observed=(engine_guard.TABLES, ALL_UNITS),
+        predicate=_only_way_in,
+        remedy=f"{_CONVERGE} (gateway.only_way_in)",
+        risk="programs of the site that ask engines on loopback, a metrics agent for one, are refused; they come by the gateway with a "
+        "key, or gateway.local_clients names their accounts",
+        references=ref.KEYS_AUTHENTICATE,
     ),
 )

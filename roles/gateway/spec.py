@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, Sha256, Size, Strict
+
+
+def _account(value: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):
+        raise ValueError("an account has 1 to 32 of a-z, 0-9, '-' and '_', and starts with a letter or '_'")
+    return value
+
+
+LocalAccount = Annotated[str, AfterValidator(_account)]
+"""The name of an account on a node, mostly of a service (useradd(8))."""
 
 
 class CaddyBinary(Strict):
@@ -95,6 +106,16 @@ class GatewaySpec(Strict):
     )
     aliases: tuple[Alias, ...] = ()
     extra_paths: tuple[str, ...] = Field(default=(), description="further METHOD:/path of the engine to let through")
+    only_way_in: bool | None = Field(
+        default=None,
+        description="accounts of the node other than root and the gateway's are kept from its engines, which ask for no "
+        "key; left out: true in hardening strict, false in the others",
+    )
+    local_clients: tuple[LocalAccount, ...] = Field(
+        default=(),
+        description="accounts of the node that reach engines all the same, such as a metrics agent's (/metrics is on no "
+        "path of the gateway); they must exist",
+    )
     session_header: str = Field(
         default="X-Session-Id", description="requests with the same value go to the same engine, whose cache knows them"
     )

@@ -27,6 +27,7 @@ ROWS = (
     ("gpuwright-model-verify@.service", sandbox.verification("/srv/models")),
     ("gpuwright-image-NAME.service", sandbox.image("NAME", None)),
     ("gpuwright-engine-NAME.service", sandbox.engine("NAME", True, True, True, "/srv/models")),
+    ("gpuwright-engine-guard.service", sandbox.engine_guard()),
     ("gpuwright-gateway.service", sandbox.gateway(low_port=True)),
 )
 

@@ -36,7 +36,7 @@ spec = node(host)
 ownership.retire_roles(present=[role for role in spec.roles if role in ("base", "gateway")])
 base(spec.base, profile=spec.hardening)
 if spec.gateway:
-    gateway(spec.gateway, engines=upstreams(spec.engine))
+    gateway(spec.gateway, engines=upstreams(spec.engine), profile=spec.hardening)
 """
 
 STAND_IN = """

@@ -476,6 +476,9 @@ SABOTAGES: dict[str, Sabotage] = {
         "find /var/lib/gpuwright-gateway -name '*.key' -exec chmod o+r {} +",
         "find /var/lib/gpuwright-gateway -name '*.key' -exec chmod o-r {} +",
     ),
+    "GPW-GATE-024": Sabotage(
+        "nft flush chain inet gpuwright_engines output", "systemctl reload gpuwright-engine-guard.service", heals=True
+    ),
 }
 
 # What needs a host with stand-in GPUs; on others these controls do not arise.

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import time
 
 import exposure
 import fleet
 import pytest
+
+from roles.gateway.engine_guard import TABLE
 
 pytestmark = pytest.mark.lab
 
@@ -23,6 +24,7 @@ _LOADED = {
     "gpuwright-model-NAME.service": "gpuwright-model-tiny.service",
     "gpuwright-model-verify@.service": "gpuwright-model-verify@tiny.service",
     "gpuwright-image-NAME.service": "gpuwright-image-main.service",
+    "gpuwright-engine-guard.service": "gpuwright-engine-guard.service",
     "gpuwright-gateway.service": "gpuwright-gateway.service",
 }
 ENGINE = "gpuwright-engine-main.service"
@@ -36,6 +38,7 @@ def site(request, tmp_path_factory):
     if request.param == "trixie":
         segment = str(site.hosts[0].segment.network)
         site.set(name, firewall__ssh=[segment], firewall__gateway=["0.0.0.0/0", "::/0"])
+    site.set(name, gateway__only_way_in=True, gateway__local_clients=["backup"])
     site.deploy()
     yield site
     for host in site.hosts:
@@ -113,6 +116,7 @@ def test_every_unit_does_its_job(site):
     filters = {
         "gpuwright-firewall.service": "inet gpuwright",
         "gpuwright-neighbour-guard.service": "inet gpuwright_containers",
+        "gpuwright-engine-guard.service": TABLE,
     }
     for unit, table in filters.items():
         if host.run(f"systemctl is-enabled -q {unit}", check=False).returncode == 0:
@@ -128,11 +132,9 @@ def test_every_unit_does_its_job(site):
     assert host.run("systemctl list-units --failed --plain --no-legend 'gpuwright-*'").stdout == ""
 
 
-def test_the_page_s_rules_keep_local_users_from_engines_and_nobody_else(site):
-    """What docs/hardening.md tells a site to put into its own rules."""
+def test_local_accounts_reach_engines_by_the_gateway_alone(site):
+    """By the published port and by the container's own address; root and the gateway go on, whatever flushes the rules."""
     [host] = site.hosts
-    page = exposure.PAGE.read_text()
-    rules = textwrap.dedent(page[page.index("    table inet site {") :].partition("\n\n")[0])
     networks = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     own = host.run(f"docker inspect --format '{networks}' gpuwright-main").stdout.strip()
     ways = ("127.0.0.1:18001", f"{own}:8000")
@@ -141,24 +143,62 @@ def test_the_page_s_rules_keep_local_users_from_engines_and_nobody_else(site):
         asked = "curl -s -m 5 -o /dev/null -w '%{http_code}' http://"
         return [host.run(f"runuser -u {account} -- {asked}{way}/v1/models", check=False).stdout for way in ways]
 
-    # Beside the firewall's as the page says; without that role a start of nftables.service would flush Docker's rules.
-    if host.release == "trixie":
-        file, load, unload = "/etc/nftables.conf", "systemctl start nftables.service", "systemctl stop nftables.service"
-    else:
-        file, load, unload = "/run/site.nft", "nft -f /run/site.nft", "nft delete table inet site"
-    host.run("cp /etc/nftables.conf /root/nftables.conf.kept")
-    assert codes("daemon") == ["200", "200"], "before, anybody on the node reaches it"
-    flush = "flush ruleset\n" if host.release == "trixie" else ""
-    host.run(f"cat >{file}", stdin=f"#!/usr/sbin/nft -f\n{flush}{rules}\n")
+    def shut() -> bool:
+        reached = {account: codes(account) for account in ("root", "backup", "daemon")}
+        let_in, refused = ["200", "200"], ["000", "000"]
+        return reached == {"root": let_in, "backup": let_in, "daemon": refused} and answer(site, host) == 200
+
+    assert shut()
+    # A program of the site's own behind a published port stays everybody's.
+    image = host.run("docker inspect --format '{{.Image}}' gpuwright-main").stdout.strip()
+    host.run(
+        "docker network create of-the-site >/dev/null; docker run --detach --name of-the-site --network of-the-site "
+        f"--publish 127.0.0.1:18900:8000 --entrypoint python3 {image} -m http.server 8000"
+    )
     try:
-        host.run(load)
-        assert codes("daemon") == ["000", "000"]
-        assert codes("root") == ["200", "200"]
-        assert answer(site, host) == 200
-        host.run(unload)
-        assert codes("daemon") == ["200", "200"]
+        deadline = time.monotonic() + 30
+        while host.run(
+            "runuser -u daemon -- curl -s -m 5 -f -o /dev/null http://127.0.0.1:18900/", check=False
+        ).returncode:
+            assert time.monotonic() < deadline, "the site's own container is not reached by its published port"
+            time.sleep(0.5)
     finally:
-        host.run("nft delete table inet site 2>/dev/null; rm -f /run/site.nft; mv /root/nftables.conf.kept /etc/nftables.conf", check=False)  # fmt: skip
+        host.run("docker rm --force of-the-site; docker network rm of-the-site")
+
+    # Without role firewall a start of nftables.service flushes every rule, Docker's too.
+    host.run(
+        "systemctl restart nftables.service && systemctl stop nftables.service && systemctl restart docker.service"
+    )
+    deadline = time.monotonic() + 120
+    while codes("root") != ["200", "200"] or answer(site, host) != 200:
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    own = host.run(f"docker inspect --format '{networks}' gpuwright-main").stdout.strip()
+    ways = ("127.0.0.1:18001", f"{own}:8000")
+    assert shut()
+
+    host.run("nft flush chain inet gpuwright_engines output")
+    assert codes("daemon") == ["200", "200"]
+    assert [name for name in site.audit() if "GPW-GATE-024" in name] == site.audit() != []
+    assert site.deploy().all_changed == [f"Gateway | Keep local accounts away from engines (table {TABLE})"]
+    assert shut()
+
+    site.set(host.name, gateway__local_clients=["nobody-has-this"])
+    failed = site.pyinfra("-y")
+    assert failed.status != 0
+    assert "gateway.local_clients: this node has no account nobody-has-this" in failed.said
+    assert shut(), "as it was"
+    site.set(host.name, gateway__local_clients=["backup"])
+
+    site.set(host.name, gateway__only_way_in=False)
+    site.deploy()
+    assert codes("daemon") == ["200", "200"], "nothing of it is left"
+    assert host.run("nft list table inet gpuwright_engines", check=False).returncode
+    site.set(host.name, gateway__only_way_in=True)
+    site.deploy()
+    assert shut()
+    assert site.deploy().all_changed == []
+    assert site.audit() == []
 
 
 def test_the_guard_puts_files_back_wherever_they_were(site):

@@ -151,6 +151,11 @@ def test_from_no_hardening_to_strict_while_it_serves(site):
     assert set(statuses) == {200}, statuses
     assert statuses[200] > 100, statuses
     assert "audit: not set up, the host is a container" in said["server-cis1"]
+    asked = "curl -s -m 5 -o /dev/null -w '%{http_code}' http://127.0.0.1:18001/v1/models || :"
+    assert console(host, f"runuser -u daemon -- {asked}") == "000", (
+        "past the gateway no account but root's asks an engine"
+    )
+    assert console(host, asked) == "200"
     assert host.run("true", check=False).returncode != 0, "root does not log in any more"
 
     # In strict: a start that is ready only after health, model list, completion; then the tool call of a release.

@@ -27,7 +27,7 @@ from roles.containers.gpus.facts import PACKAGES as TOOLKIT_PACKAGES
 from roles.containers.gpus.spec import ToolkitSpec
 from roles.engine import container, model_directory
 from roles.firewall import table
-from roles.gateway import keys
+from roles.gateway import engine_guard, keys, operations
 from roles.gateway.caddyfile import configuration
 from roles.memory.spec import MemorySpec
 from roles.pcie.p2p_spec import P2pSpec
@@ -94,6 +94,7 @@ def spec(tmp_path_factory):
         "firewall.gateway": ["0.0.0.0/0", "::/0"],
         "gateway.caddy.file": str(directory / "caddy"),
         "gateway.keys_file": str(directory / "keys.yaml"),
+        "gateway.only_way_in": True,
     }
     pins = {"images": {"registry.lab:5000/sim:lab": DIGEST}, "models": {"lab/tiny@main": COMMIT}}
     (directory / "inventory.py").write_text(INVENTORY.format(settings=settings, pins=pins))
@@ -137,6 +138,7 @@ def answers(spec):
     expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=11)
     values = {
         "@CONFIG@": config,
+        "@ENGINE_GUARD@": hashlib.sha256(engine_guard.rules(upstreams(spec.engine), [operations.USER])).hexdigest(),
         "@RULES@": hashlib.sha256(table.rules(spec.firewall, ingress(spec))).hexdigest(),
         "@IDENTITY@": identity,
         "@CADDY@": hashlib.sha256(Path(spec.gateway.caddy.file).read_bytes()).hexdigest(),
@@ -418,6 +420,7 @@ DOCTORED = {
     "GPW-GATE-021": [("audit-gateway-log", '"key_like":0', '"key_like":1')],
     "GPW-GATE-022": [("audit-gateway-log", '"mode":"600', '"mode":"644')],
     "GPW-GATE-023": [("audit-gateway-files", "600 gpuwright-gateway", "604 gpuwright-gateway")],
+    "GPW-GATE-024": [("gateway-engine-guard", r'"prio": 10, "policy": "accept"', '"prio": 11, "policy": "accept"')],
 }
 
 # Rules changed in the kernel are always others than the node file's.

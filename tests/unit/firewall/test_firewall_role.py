@@ -11,6 +11,7 @@ import pytest
 from pyinfra.api import OperationError
 
 from gpuwright.ingress import Ingress, ingress
+from gpuwright.nftables import differences, parse
 from gpuwright.spec.load import typed
 from roles import firewall as role
 from roles.firewall import facts, table
@@ -105,23 +106,23 @@ def test_a_gateway_on_loopback_needs_no_port():
 def test_counts_and_handles_are_no_difference():
     other = LIVE.replace('"packets": 0', '"packets": 9').replace('"handle": 1,', '"handle": 71,')
     assert other != LIVE
-    assert table.differences(table.parse(other), table.parse(LIVE)) == []
+    assert differences(table.TABLE, parse(other), parse(LIVE)) == []
 
 
 def test_no_table_is_no_difference_to_nothing():
-    wanted = table.parse(LIVE)
-    assert table.differences(None, wanted) == ["table inet gpuwright is not loaded"]
-    assert table.differences(wanted, None) == ["the rules in the file cannot be loaded"]
+    wanted = parse(LIVE)
+    assert differences(table.TABLE, None, wanted) == ["table inet gpuwright is not loaded"]
+    assert differences(table.TABLE, wanted, None) == ["the rules in the file cannot be loaded"]
 
 
 def test_what_differs_is_named():
-    wanted = table.parse(LIVE)
+    wanted = parse(LIVE)
     assert wanted
 
     def after(change) -> list[str]:
         live = copy.deepcopy(wanted)
         change(live)
-        return table.differences(live, wanted)
+        return differences(table.TABLE, live, wanted)
 
     accept = {"expr": [{"accept": None}]}
     assert after(lambda t: t.pop("refused")) == ["chain refused is gone"]
