@@ -98,7 +98,7 @@ def test_the_flush_goes_and_the_sites_tables_are_replaced(etc, shape):
 
 
 SHARED = "is a table of iptables or Docker, whose rules would go with it"
-OURS = "inet gpuwright is the table of role firewall"
+OURS = "inet gpuwright is a table of gpuwright"
 
 REFUSED = {
     "table ip nat {\n chain postrouting { }\n}\n": f"ip nat {SHARED}",
@@ -110,6 +110,7 @@ REFUSED = {
     "delete table ip docker-bridges\n": f"ip docker-bridges {SHARED}",
     'include "/etc/n/nat"\n': f"ip nat {SHARED}",
     "delete table inet gpuwright\n": OURS,
+    "flush chain inet gpuwright_engines output\n": "inet gpuwright_engines is a table of gpuwright",
     'include "/etc/nftables.conf"\n': "nftables.conf includes itself",
     'include "/etc/absent"\n': "absent cannot be read",
     'include "./near"\n': "includes ./near; only whole names",
