@@ -384,7 +384,7 @@ def _temporary(*paths: str | None) -> list[Deviation]:
 
 def of_node(spec: NodeSpec) -> tuple[Confined, ...]:
     """Every unit that a node may have by its node file; a container has no ``gpuwright-acs.service``, and a Docker that
-    keeps neighbours away itself no ``gpuwright-neighbour-guard.service``, and ``gateway.only_way_in`` decides about
+    keeps neighbours away itself no ``gpuwright-neighbour-guard.service``, and ``gateway.local_clients`` decides about
     ``gpuwright-engine-guard.service``."""
     from gpuwright.peers import judged_engines
 

@@ -72,9 +72,8 @@ OF_GATEWAY: tuple[Setting, ...] = (
         "the gateway is the only way to engines",
         _each(lambda profile: "root and the gateway's account" if engine_guard.wanted(None, profile) else None),
         "an engine asks nobody for a key, so that a program on the node is past keys, path list and access log",
-        "programs of the site that ask engines on loopback (a metrics agent), or containers of Docker's other networks than the "
-        "default one by their own addresses",
-        "`gateway.only_way_in: false`; `gateway.local_clients` names single accounts",
+        "programs of the site that ask engines on loopback or by their containers' addresses, a metrics agent for one",
+        "`gateway.local_clients` names accounts with a reason each, `*` for all of them",
         ref.KEYS_AUTHENTICATE,
     ),
 )

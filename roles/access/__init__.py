@@ -208,7 +208,7 @@ def host_keys(seen: Ssh, profile: Profile) -> tuple[list[sshd.HostKey], list[ssh
 def scripts(spec: AccessSpec, audit_script: bytes) -> list[File]:
     """What nobody is locked out by: the checks, and what the audit asks as root."""
     checks = [File(path, static(f"access{path}"), "0755") for path in (CHECK, OWN_KEY)]
-    if any(user.sudo == "audit" for user in spec.users.values()):
+    if sshd.auditors(spec):
         return [*checks, File(AUDIT_SCRIPT, audit_script, "0755")]
     return checks
 
@@ -224,7 +224,7 @@ def wanted(spec: AccessSpec, profile: Profile, seen: Ssh) -> list[File]:
     sudoers = template(
         f"access{SUDOERS}.j2",
         everything=[name for name, user in spec.users.items() if user.sudo == "all" and name != "root"],
-        audit=[name for name, user in spec.users.items() if user.sudo == "audit"],
+        audit=sshd.auditors(spec),
         script=AUDIT_SCRIPT,
     )
     chosen = [

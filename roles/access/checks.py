@@ -42,12 +42,15 @@ _ASKED = "|".join(
     )
 )
 
-# Every login account and one that does not exist, from this machine and from elsewhere.
+# Every login account and one that does not exist, from this machine, from elsewhere, and from where Match blocks have
+# other values.
 EFFECTIVE = Section(
     "audit-access-effective",
     rf"""
+configuration=/etc/ssh
+addresses=$({sshd.ADDRESSES})
 for user in $(getent passwd | awk -F: '$7 !~ /(nologin|false|sync|shutdown|halt)$/ {{print $1}}' | head -n 200) nobody-of-that-name; do
-  for address in 127.0.0.1 192.0.2.1; do
+  for address in $addresses; do
     /usr/sbin/sshd -T -C "user=$user,host=localhost,addr=$address" | grep -E '^({_ASKED}) ' | sed "s/^/$user $address /"
   done
 done
@@ -353,7 +356,7 @@ def _sudo(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _audit_account(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    auditors = [name for name, user in _access(spec).users.items() if user.sudo == "audit"]
+    auditors = sshd.auditors(_access(spec))
     if not auditors:
         return not_applicable("no account of the node file has 'sudo: audit'")
     only = f'(root) NOPASSWD: {AUDIT_SCRIPT} ""'
@@ -366,8 +369,22 @@ def _audit_account(seen: Snapshot, spec: NodeSpec) -> Verdict:
     return without(faults, f"nothing but {AUDIT_SCRIPT} without arguments", ", ".join(auditors))
 
 
+def _auditors_forward_nothing(seen: Snapshot, spec: NodeSpec) -> Verdict:
+    auditors = sshd.auditors(_access(spec))
+    if not auditors:
+        return not_applicable("the node file has no audit account")
+    effective = seen.read(EFFECTIVE)
+    faults = [
+        f"{name} has DisableForwarding {value}"
+        for name in auditors
+        for value in effective.get(name, {}).get("disableforwarding", ["not set"])
+        if value != "yes"
+    ]
+    return without(faults, "DisableForwarding yes for audit accounts", ", ".join(auditors))
+
+
 def _audit_script(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    if not any(user.sudo == "audit" for user in _access(spec).users.values()):
+    if not sshd.auditors(_access(spec)):
         return not_applicable("no account of the node file has 'sudo: audit'")
     found = seen.read(SCRIPT)
     if not found:
@@ -643,5 +660,16 @@ CONTROLS: tuple[Control, ...] = (
         remedy="gpasswd --delete NAME GROUP; an open session keeps the group until it ends",
         risk="that account's docker commands need sudo",
         references=ref.DOCKER_ACCESS.only("1.1.2"),
+    ),
+    Control(
+        id="GPW-ACCS-024",
+        title="The audit account forwards no connection.",
+        reason="An account that many people and machines use to look must be no way to what the node reaches, engines among it.",
+        severity="medium",
+        observed=(EFFECTIVE,),
+        predicate=_auditors_forward_nothing,
+        remedy=_DEPLOY,
+        risk="ssh -L, -R, -A and -J with that account end; another account has its own profile's value",
+        references=ref.SSH_FORWARDING,
     ),
 )

@@ -76,7 +76,8 @@ SSH = register(
 if [ -w /etc ] && [ -w /etc/ssh ]; then printf 'etc\twritable\n'; else printf 'etc\tread-only\n'; fi
 [ -x /usr/sbin/sshd ] || exit 0
 for query in kex cipher mac key-sig; do printf 'offer\t%s\t%s\n' $query "$(ssh -Q $query | paste -sd,)"; done
-for key in /etc/ssh/ssh_host_*_key; do
+# Those where a package puts them, and wherever else sshd is told to look.
+{ printf '%s\n' /etc/ssh/ssh_host_*_key; /usr/sbin/sshd -T 2>/dev/null | sed -n 's/^hostkey //p'; } | sort -u | while read -r key; do
   [ -e "$key" ] || continue
   # A kind that this OpenSSH no longer knows has no length.
   ssh-keygen -l -f "$key" 2>/dev/null | awk -v key="$key" '

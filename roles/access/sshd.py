@@ -234,6 +234,17 @@ class HostKey:
     bits: int
 
 
+ADDRESSES = r"""{
+	printf '127.0.0.1\n192.0.2.1\n'
+	# Those that Match blocks name; of a network or a pattern one that fits (10.0.* has 10.0.1.1).
+	sed -nE 's/^[[:space:]]*[Mm][Aa][Tt][Cc][Hh][[:space:]].*[Aa][Dd][Dd][Rr][Ee][Ss][Ss][[:space:]=]+"?([^"[:space:]]+).*/\1/p' \
+		"$configuration/sshd_config" "$configuration"/sshd_config.d/*.conf 2>/dev/null | tr ',' '\n' | sed 's#^!##; s#/.*##; s/[*?]/1/g' |
+		awk '/^[0-9.]+$/ {for (parts = split($0, _, "."); parts < 4; parts++) $0 = $0 ".1"} /^[0-9a-fA-F.:]+$/'
+} | sort -u"""
+"""Shell: the addresses to ask sshd about, a line each; ``$configuration`` is a directory with sshd_config and sshd_config.d.
+access-sshd-check has the same lines, because what a deploy refuses an audit must see."""
+
+
 def allowed(profile: Profile) -> dict[str, tuple[str, ...]]:
     """Keyword to what may be offered, best first; of host keys whatever the profile keeps, a node may have fewer kinds."""
     found = {keyword: lists[PROFILES.index(profile)] for keyword, lists in ALGORITHMS.items()}
@@ -258,6 +269,11 @@ def keywords(spec: AccessSpec, profile: Profile) -> dict[str, str]:
         found["Banner"] = BANNER
     found |= {name: deviation.value for name, deviation in spec.deviations.items() if name.lower() in BY_NAME}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def auditors(spec: AccessSpec) -> list[str]:
+    """Accounts that may look and do nothing else."""
+    return [name for name, user in spec.users.items() if user.sudo == "audit"]
 
 
 def only_users(spec: AccessSpec, profile: Profile) -> bool:
@@ -309,6 +325,7 @@ def drop_in(
         algorithms=algorithms(spec, profile, offered, host_keys),
         host_keys=host_keys,
         users=list(spec.users),
+        auditors=auditors(spec),
         password_users=spec.password_users,
         only_users=only_users(spec, profile),
         keys=KEYS,
@@ -333,6 +350,7 @@ def expected(
     if password is not None:
         lines.append(("*", "passwordauthentication", password))
         lines += [(user, "passwordauthentication", "yes") for user in spec.password_users]
+    lines += [(user, "disableforwarding", "yes") for user in auditors(spec)]
     lines += [(user, "authorizedkeysfile", f"{KEYS}/%u") for user in spec.users]
     if only_users(spec, profile):
         lines.append(("*", "allowusers", " ".join(spec.users)))

@@ -154,8 +154,8 @@ def refuse(name: str, seen: Firewall, spec: FirewallSpec, ports: Ingress, site: 
                 faults.append(
                     f"{name}: {interface} {what}, and firewall.container_interfaces takes {pattern} for a bridge of "
                     f"containers: whoever comes in by it would count as one. Rename {interface}, or set "
-                    f"firewall.container_interfaces without {pattern} (with docker0 alone, if need be: containers on bridges "
-                    "that are not named there are not reached and open nothing through this machine)."
+                    f"firewall.container_interfaces without {pattern} (docker0 and br-gpw-* are the default one and those "
+                    "of engines; containers on bridges that are not named there are not reached and open nothing through this machine)."
                 )
     faults += [
         f"{name}: nftables.service would not load the site's rules in /etc/nftables.conf beside Docker's and these: {why}."

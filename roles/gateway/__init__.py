@@ -43,7 +43,7 @@ def gateway(spec: GatewaySpec, engines: Sequence[Upstream], profile: Profile) ->
 
     + spec: the role's settings
     + engines: what it leads to
-    + profile: says, where `spec` does not, whether the gateway is the only way to the engines
+    + profile: says, where `spec` does not, whether local accounts reach engines past the gateway
     """
     try:
         accepted = keys.accepted(keys.load(Path(spec.keys_file)), spec.keys)
@@ -86,23 +86,9 @@ def gateway(spec: GatewaySpec, engines: Sequence[Upstream], profile: Profile) ->
         claims=[user, GOOD],
     )
     operations.user(name=f"Create system user {operations.USER}")
-    operations.binary(name=f"Install Caddy {spec.caddy.version} as {operations.CADDY}", caddy=spec.caddy)
-    files(
-        name=f"Write the gateway's configuration for {', '.join(spec.hostnames)} ({len(accepted)} keys)",
-        role="gateway",
-        files=[*configured, service],
-        validate=[Validate(f"{operations.CONFIG} check .{DIRECTORY}")],
-    )
-    operations.serving(
-        name=f"Run {operations.UNIT} with it, and ask it from outside",
-        spec=spec,
-        identity=wanted.identity,
-        unit_identity=unit_identity,
-        roots=roots,
-    )
     guard: list[Owned] = []
-    if engines and engine_guard.wanted(spec.only_way_in, profile):
-        clients = (operations.USER, *spec.local_clients)
+    if engines and engine_guard.wanted(spec.local_clients, profile):
+        clients = engine_guard.clients(spec.local_clients, operations.USER)
         written = engine_guard.files(engines, clients)
         guard = [*(file.owned for file in written), Owned("table", engine_guard.TABLE)]
         files(
@@ -119,6 +105,20 @@ def gateway(spec: GatewaySpec, engines: Sequence[Upstream], profile: Profile) ->
             reload=True,
             dropped_into=["nftables.service"],
         )
+    operations.binary(name=f"Install Caddy {spec.caddy.version} as {operations.CADDY}", caddy=spec.caddy)
+    files(
+        name=f"Write the gateway's configuration for {', '.join(spec.hostnames)} ({len(accepted)} keys)",
+        role="gateway",
+        files=[*configured, service],
+        validate=[Validate(f"{operations.CONFIG} check .{DIRECTORY}")],
+    )
+    operations.serving(
+        name=f"Run {operations.UNIT} with it, and ask it from outside",
+        spec=spec,
+        identity=wanted.identity,
+        unit_identity=unit_identity,
+        roots=roots,
+    )
     retire(
         "gateway", keep=[script.owned, service.owned, *(file.owned for file in configured), user, binary, GOOD, *guard]
     )

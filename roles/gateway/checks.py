@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuwright import render
 from gpuwright.audit import references as ref
-from gpuwright.audit.control import Control, Verdict, judged, not_applicable, without
+from gpuwright.audit.control import Control, Verdict, judged, not_applicable, waived, without
 from gpuwright.audit.processes import unfiltered
 from gpuwright.audit.systemd import seconds
 from gpuwright.snapshot import OWNED, CouldNotLook, Section, Snapshot
@@ -427,21 +427,31 @@ def _private_keys(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 
 def _only_way_in(seen: Snapshot, spec: NodeSpec) -> Verdict:
-    engines = upstreams(spec.engine)
-    if not engines or not engine_guard.wanted(_spec(spec).only_way_in, spec.hardening):
-        return not_applicable("the node file lets local accounts ask its engines (gateway.only_way_in)")
+    engines, named = upstreams(spec.engine), _spec(spec).local_clients
+    why = [
+        f"{'everybody' if name == engine_guard.EVERYBODY else name}: {reason}" for name, reason in (named or {}).items()
+    ]
+    if not engines:
+        return not_applicable("the node has no engine")
+    if not engine_guard.wanted(named, spec.hardening):
+        said = judged(True, "accounts of the node are kept from its engines", "they are not")
+        return (
+            waived(said, why)
+            if why
+            else not_applicable("the profile lets local accounts ask engines (gateway.local_clients)")
+        )
     found, unit = seen.read(engine_guard.TABLES), seen.read(ALL_UNITS).get(engine_guard.UNIT, {})
     faults = found.differences
-    clients = (operations.USER, *_spec(spec).local_clients)
-    if found.sha256 != hashlib.sha256(engine_guard.rules(engines, clients)).hexdigest():
+    if found.sha256 != hashlib.sha256(engine_guard.rules(engines)).hexdigest():
         faults.insert(0, f"{engine_guard.PATH} is not what the node file makes")
+    clients = engine_guard.clients(named, operations.USER)
+    if found.clients != clients:
+        faults.insert(0, f"{engine_guard.CLIENTS} lets in {', '.join(found.clients) or 'nobody'}")
     state = f"{unit.get('ActiveState', 'absent')}, {unit.get('UnitFileState', 'absent')}"
     if state != "active, enabled":
         faults.append(f"{engine_guard.UNIT} is {state}")
-    ports = ", ".join(str(engine.port) for engine in engines)
-    return without(
-        faults, f"{engine_guard.TABLE} as the node file makes it, now and at every boot", f"port {ports}: so it is"
-    )
+    expected = f"{engine_guard.TABLE} as the node file makes it, now and at every boot"
+    return waived(without(faults, expected, f"root and {', '.join(clients)} alone"), why)
 
 
 # --- the list -------------------------------------------------------------------------------------------------------
@@ -710,7 +720,7 @@ CONTROLS = (
         severity="medium",
         observed=(engine_guard.TABLES, ALL_UNITS),
         predicate=_only_way_in,
-        remedy=f"{_CONVERGE} (gateway.only_way_in)",
+        remedy=f"{_CONVERGE} (gateway.local_clients)",
         risk="programs of the site that ask engines on loopback, a metrics agent for one, are refused; they come by the gateway with a "
         "key, or gateway.local_clients names their accounts",
         references=ref.KEYS_AUTHENTICATE,

@@ -6,7 +6,7 @@ section 4; docs/hardening.md), and either would have to be kept from the process
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwright import sandbox
@@ -19,30 +19,30 @@ from gpuwright.upstreams import Upstream
 
 TABLE = "inet gpuwright_engines"
 PATH = "/etc/gpuwright/engine-guard/table.nft"
+CLIENTS = "/etc/gpuwright/engine-guard/clients"
+LOADER = "/usr/local/lib/gpuwright/engine-guard"
+EVERYBODY = "*"
 UNIT = "gpuwright-engine-guard.service"
 
 
-def wanted(only_way_in: bool | None, profile: Profile) -> bool:
-    """Whether a node has it: as its node file says, else as its profile does."""
-    return profile == "strict" if only_way_in is None else only_way_in
+def wanted(local_clients: Mapping[str, str] | None, profile: Profile) -> bool:
+    """Whether a node has it: as its node file says (``*`` lets everybody through), else as its profile does."""
+    return profile == "strict" if local_clients is None else EVERYBODY not in local_clients
 
 
-def rules(engines: Sequence[Upstream], accounts: Sequence[str]) -> bytes:
-    """The file that is loaded.
+def clients(local_clients: Mapping[str, str] | None, gateway: str) -> tuple[str, ...]:
+    """Accounts that reach engines beside root, `gateway` being the gateway's."""
+    return (gateway, *sorted(local_clients or ()))
 
-    + engines: those of the node, at least one
-    + accounts: who reaches them beside root
-    """
-    return template(
-        "gateway/etc/gpuwright/engine-guard/table.nft.j2",
-        ports=sorted(engine.port for engine in engines),
-        # Quoted: a name may be a word of nft's.
-        allowed=", ".join(f'"{name}"' for name in ("root", *accounts)),
-    )
+
+def rules(engines: Sequence[Upstream]) -> bytes:
+    """The file that is loaded, for the `engines` of a node (at least one)."""
+    ports = sorted(engine.port for engine in engines)
+    return template("gateway/etc/gpuwright/engine-guard/table.nft.j2", ports=ports)
 
 
 def known(accounts: Sequence[str]) -> Validate:
-    """Refuses a node that has not all of them: nft would not load a rule that names one, nor any other of the file."""
+    """Refuses a node that has not all of them."""
     return Validate(
         f'for account in {" ".join(accounts)}; do id -u "$account" >/dev/null 2>&1 || '
         '{ echo "gateway.local_clients: this node has no account $account; make it first, or take it out" >&2; exit 1; }; done'
@@ -50,10 +50,12 @@ def known(accounts: Sequence[str]) -> Validate:
 
 
 def files(engines: Sequence[Upstream], accounts: Sequence[str]) -> list[File]:
-    """Rules, unit, and what loads them again after nftables.service has flushed them."""
+    """Rules, clients, what loads them, its unit, and what loads them again after nftables.service has flushed them."""
     unit, drop_in = f"/etc/systemd/system/{UNIT}", "/etc/systemd/system/nftables.service.d/gpuwright-gateway.conf"
     return [
-        File(PATH, rules(engines, accounts)),
+        File(PATH, rules(engines)),
+        File(CLIENTS, "".join(f"{account}\n" for account in accounts).encode()),
+        File(LOADER, static(f"gateway{LOADER}"), "0755"),
         File(unit, template(f"gateway{unit}.j2", sandbox=sandbox.engine_guard().lines())),
         File(drop_in, static(f"gateway{drop_in}")),
     ]
@@ -64,9 +66,10 @@ def files(engines: Sequence[Upstream], accounts: Sequence[str]) -> list[File]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The table as the kernel has it, and as it would have it from the file on the node."""
+    """The table as the kernel has it, and as it would have it from the files on the node."""
 
-    sha256: str  # of the file, empty for none
+    sha256: str  # of the rules, empty for none
+    clients: tuple[str, ...]
     live: Table | None
     wanted: Table | None
 
@@ -77,8 +80,12 @@ class Tables:
 
 
 def _parse(text: str) -> Tables:
-    sha256, live, made = text.split("\n--\n")
-    return Tables(sha256.strip(), parse(live), parse(made))
+    said: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        tag, _, rest = line.partition(" ")
+        said.setdefault(tag, []).append(rest)
+    [sha256], [live], [made] = (said.get(tag, [""]) for tag in ("rules", "live", "made"))
+    return Tables(sha256, tuple(said.get("client", [])), parse(live), parse(made))
 
 
 # In a network namespace that is gone with the question: every version of nft prints rules in a form of its own.
@@ -86,11 +93,10 @@ TABLES = register(
     Section(
         "gateway-engine-guard",
         f"""
-sha256sum {PATH} 2>/dev/null | cut -d' ' -f1
-echo; echo --
-nft -j list table {TABLE} 2>/dev/null
-echo; echo --
-[ ! -e {PATH} ] || unshare --net sh -c 'nft -f {PATH} && nft -j list table {TABLE}' 2>/dev/null
+sha256sum {PATH} 2>/dev/null | sed 's/ .*//; s/^/rules /'
+sed 's/^/client /' {CLIENTS} 2>/dev/null
+nft -j list table {TABLE} 2>/dev/null | sed 's/^/live /'
+[ ! -e {PATH} ] || unshare --net sh -c '{LOADER} && nft -j list table {TABLE}' 2>/dev/null | sed 's/^/made /'
 exit 0
 """,
         _parse,

@@ -13,13 +13,16 @@ from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, 
 
 
 def _account(value: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):
-        raise ValueError("an account has 1 to 32 of a-z, 0-9, '-' and '_', and starts with a letter or '_'")
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}|[*]", value):
+        raise ValueError(
+            "an account has 1 to 32 of a-z, 0-9, '-' and '_', and starts with a letter or '_'; '*' is everybody"
+        )
     return value
 
 
 LocalAccount = Annotated[str, AfterValidator(_account)]
-"""The name of an account on a node, mostly of a service (useradd(8))."""
+"""The name of an account on a node, mostly of a service (useradd(8)); ``*`` for all of them."""
+Reason = Annotated[str, Field(min_length=10)]
 
 
 class CaddyBinary(Strict):
@@ -106,15 +109,11 @@ class GatewaySpec(Strict):
     )
     aliases: tuple[Alias, ...] = ()
     extra_paths: tuple[str, ...] = Field(default=(), description="further METHOD:/path of the engine to let through")
-    only_way_in: bool | None = Field(
+    local_clients: dict[LocalAccount, Reason] | None = Field(
         default=None,
-        description="accounts of the node other than root and the gateway's are kept from its engines, which ask for no "
-        "key; left out: true in hardening strict, false in the others",
-    )
-    local_clients: tuple[LocalAccount, ...] = Field(
-        default=(),
-        description="accounts of the node that reach engines all the same, such as a metrics agent's (/metrics is on no "
-        "path of the gateway); they must exist",
+        description="accounts of the node that reach its engines past the gateway, each with its reason, such as a metrics "
+        "agent's (/metrics is on no path of the gateway); {}: none but root and the gateway's; '*': everybody; left out: "
+        "none in hardening strict, everybody in the others",
     )
     session_header: str = Field(
         default="X-Session-Id", description="requests with the same value go to the same engine, whose cache knows them"

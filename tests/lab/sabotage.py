@@ -211,8 +211,8 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     # --- access (server-cis1, with a notice, deployed by an account with sudo; tests/lab/test_access.py)
     "GPW-ACCS-001": _sshd("Match all\\n PermitRootLogin yes\\n"),
-    "GPW-ACCS-002": _sshd("Match all\\n PasswordAuthentication yes\\n"),
-    "GPW-ACCS-003": _sshd("Match all\\n PermitEmptyPasswords yes\\n"),
+    "GPW-ACCS-002": _sshd("Match Address 10.9.0.0/16\\n PasswordAuthentication yes\\n"),
+    "GPW-ACCS-003": _sshd("Match Address 10.9.*\\n PermitEmptyPasswords yes\\n"),
     "GPW-ACCS-004": _sshd("Ciphers aes128-cbc,aes256-ctr\\n"),
     "GPW-ACCS-005": _sshd("Match all\\n MaxAuthTries 50\\n"),
     "GPW-ACCS-006": _sshd("Match User nobody-of-that-name\\n AllowUsers nobody-of-that-name\\n"),
@@ -248,6 +248,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "GPW-ACCS-021": _sshd("Match all\\n LogLevel INFO\\n"),
     "GPW-ACCS-022": Sabotage("echo auditor:a-word-of-nobody-17 | chpasswd", "usermod --password '*' auditor"),
     "GPW-ACCS-023": Sabotage("gpasswd --add auditor disk", "gpasswd --delete auditor disk"),
+    "GPW-ACCS-024": _sshd("Match User auditor\\n DisableForwarding no\\n"),
     # --- firewall
     "GPW-FIRE-001": _rules("chain inet gpuwright input { policy accept; }"),
     "GPW-FIRE-002": _rules(
@@ -497,7 +498,7 @@ NOT_IN_THE_LAB: dict[str, str] = {
     **{f"GPW-KERN-{number:03}": _KERNEL_OF_A_MACHINE for number in range(1, 15)},
     **{f"GPW-KERN-{number:03}": _PROFILE_OF_A_MACHINE for number in (15, 16)},
     **{f"GPW-BASE-{number:03}": _PROFILE_OF_A_MACHINE for number in (20, 23, 24, 25, 26)},
-    "GPW-BASE-003": "a lab host is a container and has its machine's clock",
+    "GPW-BASE-003": "a lab host is a container and has its machine's clock: tests/machine/test_machine_ring.py",
     "GPW-CONT-003": "with another data root Docker knows no container, and every control of engines would be red too",
     "GPW-ENGN-030": "the kernel below the lab gives Docker no pids and no memory controller",
     "GPW-ENGN-032": "no lab host has memory nodes without CPUs",

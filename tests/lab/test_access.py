@@ -88,7 +88,10 @@ def test_a_blank_host_deployed_as_root(node):
         node,
         "echo 'PasswordAuthentication yes' >/etc/ssh/sshd_config.d/50-cloud-init.conf;"
         "printf 'Match User alice\\n  PasswordAuthentication yes\\n' >/etc/ssh/sshd_config.d/60-vendor.conf;"
-        "ssh-keygen -q -t rsa -b 1024 -N '' -f /etc/ssh/ssh_host_rsa_key; systemctl reload ssh",
+        "ssh-keygen -q -t rsa -b 1024 -N '' -f /etc/ssh/ssh_host_rsa_key;"
+        "mkdir /etc/ssh/keys; ssh-keygen -q -t rsa -b 1024 -N '' -f /etc/ssh/keys/vendor;"
+        "printf 'HostKey /etc/ssh/ssh_host_ed25519_key\\nHostKey /etc/ssh/keys/vendor\\n' >/etc/ssh/sshd_config.d/61-vendor.conf;"
+        "systemctl reload ssh",
     )
     dry = node.run("--dry")
     assert dry.status == 0, dry.said
@@ -104,7 +107,7 @@ def test_what_it_is_in_baseline(node, tmp_path):
     for user in ("alice", "deploy", "root", "nobody-of-that-name"):
         assert effective(node, user, "passwordauthentication") == "no"
     assert effective(node, "root", "permitrootlogin") == "without-password"
-    assert console(node, "ls /etc/ssh/ssh_host_rsa_key 2>/dev/null") == ""
+    assert console(node, "ls /etc/ssh/ssh_host_rsa_key /etc/ssh/keys/* 2>/dev/null") == ""
     assert login(node, "deploy", "sudo -n id -un").stdout.strip() == "root"
     assert login(node, "alice", "sudo -n true", str(node.directory / "alice")).returncode != 0
     assert login(node, "alice", key=str(node.directory / "alice")).returncode == 0
@@ -136,6 +139,13 @@ def test_the_audit_account_looks_and_does_nothing_else(node):
         f"cp {script} /tmp/a; sudo -n /tmp/a",
     ):
         assert login(node, "auditor", command, key).returncode != 0, command
+    for user, banner in (("alice", "SSH-2.0"), ("auditor", "")):
+        person = str(node.directory / {"alice": "alice", "auditor": "audit"}[user])
+        *argv, where = login_argv(node, user, person)
+        forwarded = subprocess.run(
+            [*argv, "-W", "127.0.0.1:22", where], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        )
+        assert forwarded.stdout[:7] == banner, "in baseline people forward, and the audit account does not"
     report = node.directory / "audit.json"
     argv = [
         sys.executable,

@@ -51,7 +51,7 @@ def node(tmp_path_factory):
     # Settings without which a promise would not arise on a lab host.
     site.set(HOST, base__unattended_upgrades=True, models__numa_nodes="0", memory__regime="numa")
     site.set(HOST, firewall__ssh=[str(site.hosts[0].segment.network)], firewall__gateway=["0.0.0.0/0", "::/0"])
-    site.set(HOST, gateway__only_way_in=True)
+    site.set(HOST, gateway__local_clients={})
     site.deploy()
     node = Node(site)
     # A lab host has none; many installations of Ubuntu do.

@@ -28,6 +28,7 @@ _LOADED = {
     "gpuwright-gateway.service": "gpuwright-gateway.service",
 }
 ENGINE = "gpuwright-engine-main.service"
+_REASON = "looks at the engines' metrics"
 
 
 @pytest.fixture(scope="module", params=["trixie", "bookworm"])
@@ -38,7 +39,8 @@ def site(request, tmp_path_factory):
     if request.param == "trixie":
         segment = str(site.hosts[0].segment.network)
         site.set(name, firewall__ssh=[segment], firewall__gateway=["0.0.0.0/0", "::/0"])
-    site.set(name, gateway__only_way_in=True, gateway__local_clients=["backup"])
+    site.set(name, gateway__local_clients={"backup": _REASON})
+    site.dry()
     site.deploy()
     yield site
     for host in site.hosts:
@@ -149,19 +151,19 @@ def test_local_accounts_reach_engines_by_the_gateway_alone(site):
         return reached == {"root": let_in, "backup": let_in, "daemon": refused} and answer(site, host) == 200
 
     assert shut()
-    # A program of the site's own behind a published port stays everybody's.
+    # A container of the site's own stays everybody's, by its published port and by its address.
     image = host.run("docker inspect --format '{{.Image}}' gpuwright-main").stdout.strip()
     host.run(
         "docker network create of-the-site >/dev/null; docker run --detach --name of-the-site --network of-the-site "
         f"--publish 127.0.0.1:18900:8000 --entrypoint python3 {image} -m http.server 8000"
     )
+    address = host.run(f"docker inspect --format '{networks}' of-the-site").stdout.strip()
     try:
-        deadline = time.monotonic() + 30
-        while host.run(
-            "runuser -u daemon -- curl -s -m 5 -f -o /dev/null http://127.0.0.1:18900/", check=False
-        ).returncode:
-            assert time.monotonic() < deadline, "the site's own container is not reached by its published port"
-            time.sleep(0.5)
+        for way in ("127.0.0.1:18900", f"{address}:8000"):
+            deadline = time.monotonic() + 30
+            while host.run(f"runuser -u daemon -- curl -s -m 5 -f -o /dev/null http://{way}/", check=False).returncode:
+                assert time.monotonic() < deadline, f"the site's own container is not reached by {way}"
+                time.sleep(0.5)
     finally:
         host.run("docker rm --force of-the-site; docker network rm of-the-site")
 
@@ -183,18 +185,25 @@ def test_local_accounts_reach_engines_by_the_gateway_alone(site):
     assert site.deploy().all_changed == [f"Gateway | Keep local accounts away from engines (table {TABLE})"]
     assert shut()
 
-    site.set(host.name, gateway__local_clients=["nobody-has-this"])
+    site.set(host.name, gateway__local_clients={"nobody-has-this": _REASON})
     failed = site.pyinfra("-y")
     assert failed.status != 0
     assert "gateway.local_clients: this node has no account nobody-has-this" in failed.said
     assert shut(), "as it was"
-    site.set(host.name, gateway__local_clients=["backup"])
 
-    site.set(host.name, gateway__only_way_in=False)
+    # An account that goes later must not open the engines at the next boot.
+    host.run("useradd --system agent")
+    site.set(host.name, gateway__local_clients={"agent": _REASON, "backup": _REASON})
+    site.deploy()
+    assert codes("agent") == ["200", "200"]
+    host.run("userdel agent; nft delete table inet gpuwright_engines; systemctl restart gpuwright-engine-guard.service")
+    assert shut()
+
+    site.set(host.name, gateway__local_clients={"*": _REASON})
     site.deploy()
     assert codes("daemon") == ["200", "200"], "nothing of it is left"
     assert host.run("nft list table inet gpuwright_engines", check=False).returncode
-    site.set(host.name, gateway__only_way_in=True)
+    site.set(host.name, gateway__local_clients={"backup": _REASON})
     site.deploy()
     assert shut()
     assert site.deploy().all_changed == []

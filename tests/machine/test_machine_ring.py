@@ -107,6 +107,16 @@ def test_the_ring_of_a_machine(site):
     assert site.audit() == []
     assert boots(site) == 2, "nothing of that needs a reboot"
 
+    # Setting the time by hand tells the kernel that nobody keeps it right any more.
+    sh(site, "systemctl stop systemd-timesyncd && date --set=@$(date +%s)")
+    assert any("GPW-BASE-003" in name for name in site.audit())
+    assert site.deploy().all_changed
+    deadline = time.monotonic() + 120
+    while sh(site, "timedatectl show --property=NTPSynchronized --value") != "yes":
+        assert time.monotonic() < deadline
+        time.sleep(2)
+    assert site.audit() == []
+
     machine.reboot()
     until_it_serves(site)
     assert site.audit() == []

@@ -51,6 +51,7 @@ EVERY = [
     sandbox.model("one", "/srv/models", None),
     sandbox.model("two", "/tmp/models", "/root/weights"),
     sandbox.verification("/srv/models"),
+    sandbox.engine_guard(),
     sandbox.gateway(low_port=False),
     sandbox.gateway(low_port=True),
 ]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gpuwright.render import REPOSITORY
-from roles.access import facts
+from roles.access import facts, sshd
 
 SCRIPT = REPOSITORY / "files/access/usr/local/lib/gpuwright/access-sshd-check"
 SSHD = """#!/bin/sh
@@ -110,3 +110,33 @@ def test_a_directory_that_does_not_answer_is_said(check):
     assert status == 0
     assert "getent passwd has no answer" in said.notes[0]
     assert "alice" in asked
+
+
+MATCHES = """
+Match Address 10.9.0.0/16,!10.9.3.4
+  PasswordAuthentication yes
+match user bob address "192.168.*"
+  X11Forwarding yes
+Match all
+  Banner none
+"""
+
+
+def test_sshd_is_asked_about_every_address_that_a_match_block_names(tmp_path):
+    """The deploy's check and the audit alike: what one refuses the other must see."""
+    (tmp_path / "sshd_config.d").mkdir()
+    (tmp_path / "sshd_config").write_text("UsePAM yes\n")
+    (tmp_path / "sshd_config.d/00-a.conf").write_text(MATCHES)
+    (tmp_path / "sshd_config.d/60-b.conf").write_text("Match Address 2001:db8::/32\n PermitRootLogin yes\n")
+    done = subprocess.run(
+        ["sh", "-c", f"configuration={tmp_path}\n{sshd.ADDRESSES}"], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == {
+        "127.0.0.1",
+        "192.0.2.1",
+        "10.9.0.0",
+        "10.9.3.4",
+        "192.168.1.1",
+        "2001:db8::",
+    }
+    assert sshd.ADDRESSES in SCRIPT.read_text()

@@ -27,7 +27,7 @@ from roles.containers.gpus.facts import PACKAGES as TOOLKIT_PACKAGES
 from roles.containers.gpus.spec import ToolkitSpec
 from roles.engine import container, model_directory
 from roles.firewall import table
-from roles.gateway import engine_guard, keys, operations
+from roles.gateway import engine_guard, keys
 from roles.gateway.caddyfile import configuration
 from roles.memory.spec import MemorySpec
 from roles.pcie.p2p_spec import P2pSpec
@@ -94,7 +94,7 @@ def spec(tmp_path_factory):
         "firewall.gateway": ["0.0.0.0/0", "::/0"],
         "gateway.caddy.file": str(directory / "caddy"),
         "gateway.keys_file": str(directory / "keys.yaml"),
-        "gateway.only_way_in": True,
+        "gateway.local_clients": {},
     }
     pins = {"images": {"registry.lab:5000/sim:lab": DIGEST}, "models": {"lab/tiny@main": COMMIT}}
     (directory / "inventory.py").write_text(INVENTORY.format(settings=settings, pins=pins))
@@ -138,7 +138,7 @@ def answers(spec):
     expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=11)
     values = {
         "@CONFIG@": config,
-        "@ENGINE_GUARD@": hashlib.sha256(engine_guard.rules(upstreams(spec.engine), [operations.USER])).hexdigest(),
+        "@ENGINE_GUARD@": hashlib.sha256(engine_guard.rules(upstreams(spec.engine))).hexdigest(),
         "@RULES@": hashlib.sha256(table.rules(spec.firewall, ingress(spec))).hexdigest(),
         "@IDENTITY@": identity,
         "@CADDY@": hashlib.sha256(Path(spec.gateway.caddy.file).read_bytes()).hexdigest(),
@@ -299,6 +299,7 @@ DOCTORED = {
     "GPW-ACCS-021": [("audit-access-effective", "loglevel VERBOSE", "loglevel INFO")],
     "GPW-ACCS-022": [("audit-access-accounts", "login\tauditor\tnone", "login\tauditor\tusable")],
     "GPW-ACCS-023": [("audit-access-accounts", "login\tauditor\tnone\t", "login\tauditor\tnone\tdocker")],
+    "GPW-ACCS-024": [("audit-access-effective", r"(auditor \S+ disableforwarding) yes", r"\1 no")],
     "GPW-FIRE-001": [
         ("audit-firewall-table", '"input", "prio": 0, "policy": "drop"', '"input", "prio": 0, "policy": "accept"')
     ],

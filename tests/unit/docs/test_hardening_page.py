@@ -22,6 +22,7 @@ SETTINGS = [
     *kernel.SYSCTLS,
     *kernel.MODULES,
     *profiles.of_access(),
+    *profiles.OF_GATEWAY,
     *profiles.ASKED,
 ]
 
@@ -88,7 +89,7 @@ def test_a_setting_says_why_what_it_breaks_and_how_to_waive_it(setting) -> None:
     assert setting.reason and setting.may_break
     assert any(setting.values)
     # A waiver names what stands in the node file; where there is none, the reason.
-    assert re.search(r"`(base|kernel|access)\.\w+.*`|none: .{20,}", setting.waiver), setting.waiver
+    assert re.search(r"`(base|kernel|access|gateway)\.\w+.*`|none: .{20,}", setting.waiver), setting.waiver
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

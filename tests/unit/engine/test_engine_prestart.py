@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -62,7 +63,30 @@ def test_a_start_is_prepared(node: Node) -> None:
     assert "pre-flight passed" in output
     assert not node.exists("run/gpuwright/ready/main")  # users are sent to nobody who is not ready
     assert node.read("run/gpuwright/engines/main/image").strip() == REFERENCE
-    assert "network inspect gpuwright-main" in node.calls
+    assert (node.fake / "network").read_text().strip() == BRIDGE
+
+
+# Role gateway's rules tell engines' containers from others by the beginning of it.
+BRIDGE = f"br-gpw-{hashlib.sha256(b'main').hexdigest()[:8]}"
+
+
+def test_a_network_with_our_bridge_stays(node: Node) -> None:
+    (node.fake / "network").write_text(f"{BRIDGE}\n")
+    accepted(node)
+    assert not [call for call in node.calls if call.startswith(("network rm", "network create"))]
+
+
+def test_a_network_with_another_bridge_is_made_anew(node: Node) -> None:
+    (node.fake / "network").write_text("br-0123456789ab\n")
+    accepted(node)
+    assert (node.fake / "network").read_text().strip() == BRIDGE
+
+
+def test_a_network_that_somebody_else_uses_keeps_no_engine_from_its_start(node: Node) -> None:
+    (node.fake / "network").write_text("br-0123456789ab\n")
+    (node.fake / "in use").write_text("")
+    assert "pre-flight passed" in accepted(node)
+    assert (node.fake / "network").read_text() == "br-0123456789ab\n"
 
 
 def test_image_missing(node: Node) -> None:

@@ -165,7 +165,7 @@ def test_a_run_that_stays_inside_is_not_refused(client):
         ({"read-only": "/etc"}, "/etc is read-only, so rules would be gone with the next boot; make it writable (mount -o remount,rw /), or leave out 'firewall:'."),
         ({"other": "firewalld"}, "run `systemctl disable --now firewalld.service` and deploy again"),
         ({"uplinks": "eno1 br-lan"}, "br-lan leads out of this host, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one."),
-        ({"interfaces": "lo -\nbr-storage -\ndocker0"}, "br-storage is no bridge, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one. Rename br-storage, or set firewall.container_interfaces without br-* (with docker0 alone, if need be: containers on bridges that are not named there are not reached and open nothing through this machine)."),
+        ({"interfaces": "lo -\nbr-storage -\ndocker0"}, "br-storage is no bridge, and firewall.container_interfaces takes br-* for a bridge of containers: whoever comes in by it would count as one. Rename br-storage, or set firewall.container_interfaces without br-* (docker0 and br-gpw-* are the default one and those of engines; containers on bridges that are not named there are not reached and open nothing through this machine)."),
         ({"interfaces": "eno1 -\nbr-0a1b\nbr-storage eno2 bond0.20"}, "br-storage has eno2, bond0.20 as a port, which is no container's, and firewall.container_interfaces takes br-* for a bridge of containers"),
     ],
 )  # fmt: skip
