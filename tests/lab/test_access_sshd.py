@@ -54,9 +54,9 @@ class Etc:
                 *((f"stage{path}", text) for path, text in self.staged.items()),
                 ("check", CHECK.read_text()),
             ]:
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(text), 0o600
-                tar.addfile(member, io.BytesIO(text.encode()))
+                member, data = tarfile.TarInfo(name), text.encode()
+                member.size, member.mode = len(data), 0o600
+                tar.addfile(member, io.BytesIO(data))
         script = """
             work=$(mktemp -d); trap 'rm -rf "$work"' EXIT; base64 -d | tar -x -C "$work"; mkdir -p "$work/ssh/sshd_config.d"
             cp -a /etc/ssh/ssh_host_ed25519_key* "$work/ssh/"; mount --bind "$work/ssh" /etc/ssh
