@@ -114,6 +114,8 @@ Profile = Literal["baseline", "server-cis1", "strict"]
 """How far a node is hardened; each role has its own table of what that means."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 Tier = Annotated[int, Field(ge=0)]
+Reason = Annotated[str, Field(min_length=10)]
+"""Why a node file leaves a profile; the audit repeats it."""
 
 
 class SecretRef(Strict):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from gpuwright.spec.base import Strict
+from gpuwright.spec.base import Reason, Strict
 
 
 def _account(value: str) -> str:
@@ -33,7 +33,6 @@ Account = Annotated[str, AfterValidator(_account)]
 """The name of a login account."""
 KeySource = Annotated[str, AfterValidator(_key)]
 """A public key, or a file on the controller that holds public keys."""
-Reason = Annotated[str, Field(min_length=10)]
 
 
 class User(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpuwright.spec.base import Seconds, Size, Strict
+from gpuwright.spec.base import Reason, Seconds, Size, Strict
 
 
 def _package(value: str) -> str:
@@ -36,7 +36,6 @@ PackageName = Annotated[str, AfterValidator(_package)]
 """The name of a distribution package, or the beginning of one."""
 TimeServer = Annotated[str, AfterValidator(_time_server)]
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
-Reason = Annotated[str, Field(min_length=10)]
 
 
 STACK = (

@@ -88,12 +88,11 @@ def _at_boot(seen: Snapshot, spec: NodeSpec) -> Verdict:
 
 def _survives_a_reload(seen: Snapshot, spec: NodeSpec) -> Verdict:
     commands = [line.removeprefix("nftables ") for line in seen.read(OTHERS) if line.startswith("nftables ")]
-    # What nft loads from another file than ours (this role's and role gateway's) may flush, today or after an edit.
+    # What nft loads from another file than ours may flush, today or after an edit.
     faults = [
         f"nftables.service, Exec{kind}=: {command}"
         for kind, _, command in (entry.partition(" ") for entry in commands)
-        if "flush ruleset" in command
-        or any(not file.startswith("/etc/gpuwright/") for file in re.findall(r"/nft .*-f (\S+)", command))
+        if "flush ruleset" in command or any(file != PATH for file in re.findall(r"/nft .*-f (\S+)", command))
     ]
     faults += [f"/etc/nftables.conf: {why}" for why in seen.read(SITE)]
     return without(

@@ -1,7 +1,6 @@
 """The engine guard: an nftables table that leaves accounts of the node no way to its engines but the gateway.
 
-An engine asks nobody for a key. vLLM's ``--api-key`` guards a part of its paths and SGLang's leaves others open (DESIGN
-section 4; docs/hardening.md), and either would have to be kept from the process list; the kernel knows who asks.
+An engine asks nobody for a key. vLLM's ``--api-key`` guards a part of its paths and SGLang's leaves others open (docs/hardening.md), and either would have to be kept from the process list; the kernel knows who asks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from gpuwright.spec.base import ControllerPath, Name, Port, Seconds, SecretRef, Sha256, Size, Strict
+from gpuwright.spec.base import ControllerPath, Name, Port, Reason, Seconds, SecretRef, Sha256, Size, Strict
 
 
 def _account(value: str) -> str:
@@ -22,7 +22,6 @@ def _account(value: str) -> str:
 
 LocalAccount = Annotated[str, AfterValidator(_account)]
 """The name of an account on a node, mostly of a service (useradd(8)); ``*`` for all of them."""
-Reason = Annotated[str, Field(min_length=10)]
 
 
 class CaddyBinary(Strict):
